@@ -6,6 +6,7 @@ import http.client
 import os
 import signal
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +30,11 @@ def answered(service: Process) -> float:
     return sum(
         float(x.split()[1]) for x in lines if x.startswith("memory_bank_requests_total") and "/health" in x
     )
+
+
+def connections(pid: int) -> int:
+    """The sockets that a process has open."""
+    return sum(os.readlink(handle).startswith("socket:") for handle in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def alive(pid: int) -> bool:
@@ -57,6 +63,29 @@ def test_one_that_dies_is_replaced_and_its_figures_stay(two: Process) -> None:
     running = [x for x in lines if x.startswith("memory_bank_requests_running")]
     assert running == ["memory_bank_requests_running 1.0"]
     assert two.end() == 0
+
+
+@pytest.mark.short
+def test_connections_are_shared_and_one_that_hangs_gets_none(two: Process) -> None:
+    first, second = two.children()
+    with ExitStack() as stack:
+
+        def connect() -> None:
+            for _ in range(10):
+                address = urlsplit(two.address).netloc
+                connection = stack.enter_context(closing(http.client.HTTPConnection(address, timeout=60)))
+                connection.request("GET", "/health?live")
+                assert connection.getresponse().read()
+
+        before = connections(first), connections(second)
+        os.kill(first, signal.SIGSTOP)
+        try:
+            connect()
+        finally:
+            os.kill(first, signal.SIGCONT)
+        assert (connections(first), connections(second) - before[1]) == (before[0], 10)
+        connect()
+        assert connections(first) - before[0] >= 7  # each of the ten, unless it slept for a tenth of a second
 
 
 def test_the_end_of_all(two: Process, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from types import FrameType
@@ -56,6 +56,11 @@ _OTHER_HANDLES = 128  # files, the database, the listening socket
 _TICK = 0.2  # seconds between checks for signals
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds before a worker that died early is replaced
 _SOON = 5.0
+_SPAWN = multiprocessing.get_context("spawn")  # inherits no threads and no connections
+_LOOK, _LOOKS = 0.005, 20  # seconds until a worker with more connections looks for one again, and how often
+
+Shares = tuple["MutableSequence[int]", int]
+"""The connections of each worker, and the place of one among them."""
 
 
 def serve_here(
@@ -64,6 +69,7 @@ def serve_here(
     started: Callable[[], None],
     *,
     ends_on: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
+    shares: Shares | None = None,
 ) -> int:
     """Serve in this process until a signal; returns 0, or 130 after Ctrl-C. Raises what the start raises."""
     return_large_blocks()
@@ -92,7 +98,7 @@ def serve_here(
         timeout_graceful_shutdown=config.service.shutdown_timeout,  # type: ignore[arg-type]
     )
     server = _Server(settings)
-    server.ends_on, server.on_started = ends_on, started
+    server.ends_on, server.on_started, server.shares = ends_on, started, shares
     server.on_shutdown = lambda seconds: app.state.service.end(seconds)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a failed start is reported once, by us
     try:
@@ -111,11 +117,17 @@ class _Server(uvicorn.Server):
     ends_on: tuple[signal.Signals, ...]
     on_started: Callable[[], None]
     on_shutdown: Callable[[float], None]
+    shares: Shares | None = None
     code = 0
+    _arriving: set[asyncio.Task[Any]]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets if self.shares is None else [])
         if self.started:
+            if self.shares is not None and sockets:
+                self._arriving = set()
+                sockets[0].setblocking(False)
+                self._accept(sockets[0])
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
             gc.collect()
             gc.freeze()  # what is loaded so far is never collected, and collections are rarer than by default
@@ -129,8 +141,40 @@ class _Server(uvicorn.Server):
         timer.daemon = True
         timer.start()
         self.on_shutdown(seconds)
+        if self.shares is not None and sockets:
+            asyncio.get_running_loop().remove_reader(sockets[0])
         await super().shutdown(sockets)
         log.info("stopped")
+
+    def _accept(self, sock: socket.socket, looks: int = 0) -> None:
+        """Take the connections that wait; those that a worker with fewer takes soon are left to it."""
+        if self.should_exit or self.shares is None:
+            return
+        loop = asyncio.get_running_loop()
+        counts, own = self.shares
+        loop.remove_reader(sock)
+        while True:
+            counts[own] = len(self.server_state.connections) + len(self._arriving)
+            if counts[own] > min(counts) and looks < _LOOKS:
+                loop.call_later(_LOOK, self._accept, sock, looks + 1)
+                return
+            try:
+                connection, _ = sock.accept()
+            except BlockingIOError:  # none, or another worker has taken it
+                loop.add_reader(sock, self._accept, sock)
+                return
+            except OSError:  # no handle is free
+                loop.call_later(_LOOK * _LOOKS, self._accept, sock)
+                return
+            connection.setblocking(False)
+            arrival = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+            self._arriving.add(arrival)
+            arrival.add_done_callback(self._arriving.discard)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """The first signal shuts down gracefully; Ctrl-C after it stops at once."""
@@ -159,10 +203,10 @@ def at_once(code: int) -> NoReturn:
 class _Worker:
     """One process. Its pipe says when it serves, or why it cannot."""
 
-    def __init__(self, config: Config, sock: socket.socket, verbose: bool) -> None:
-        context = multiprocessing.get_context("spawn")  # inherits no threads and no connections
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(config, sock, theirs, verbose))
+    def __init__(self, config: Config, sock: socket.socket, verbose: bool, shares: Shares) -> None:
+        shares[0][shares[1]] = _MOST  # takes no connections until it serves
+        self._pipe, theirs = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=work, args=(config, sock, theirs, verbose, shares))
         self.process.start()
         theirs.close()
         self.began = time.monotonic()
@@ -189,6 +233,7 @@ class Workers:
         self._signals: list[int] = []
         self._pause = _FIRST_PAUSE
         self._folder = ""
+        self._counts: MutableSequence[int] = _SPAWN.RawArray("i", config.service.workers)
 
     def run(self, started: Callable[[], None]) -> int:
         """Serve until a signal; returns 0, or 130 after Ctrl-C. Raises ServiceError if no worker starts."""
@@ -197,7 +242,7 @@ class Workers:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         try:
-            self._workers = [_Worker(*self._given) for _ in range(config.service.workers)]
+            self._workers = [_Worker(*self._given, (self._counts, i)) for i in range(config.service.workers)]
             while not all(w.serves for w in self._workers) and not self._signals:
                 self._wait()
                 for worker in self._workers:
@@ -246,6 +291,7 @@ class Workers:
     def _replace(self, i: int, worker: _Worker) -> None:
         """Start another worker in the place of a dead one; after a pause if it has died early."""
         worker.process.join()
+        self._counts[i] = _MOST
         code = worker.process.exitcode or 0
         forget_worker(worker.process.pid or 0, self._folder)
         reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -258,10 +304,10 @@ class Workers:
         else:
             self._pause = _FIRST_PAUSE
         if not self._signals:
-            self._workers[i] = _Worker(*self._given)
+            self._workers[i] = _Worker(*self._given, (self._counts, i))
 
 
-def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -> None:
+def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool, shares: Shares) -> None:
     """The worker process: serves until its supervisor stops it or is gone, which closes its end of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the supervisor decides
     logs.set_up(config.service.log_format, verbose=verbose)
@@ -277,7 +323,8 @@ def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -
 
     threading.Thread(target=follow, daemon=True).start()
     try:
-        serve_here(config, sock, lambda: pipe.send(""), ends_on=(signal.SIGTERM,))
+        shared = shares if os.name == "posix" else None  # the event loop of Windows tells of no single socket
+        serve_here(config, sock, lambda: pipe.send(""), ends_on=(signal.SIGTERM,), shares=shared)
     except Exception as e:
         pipe.send(
             str(e) if isinstance(e, MemoryBankError) else f"a worker met an unexpected {type(e).__name__}."
