@@ -77,3 +77,22 @@ def test_a_long_output_is_told_in_time():
 
 def test_a_long_name_of_a_member_takes_no_long():
     assert outcome(json.dumps({"a_" * 30_000: 1, "status": "sent"}))[0] == "status=sent"
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ({"canDrive": False}, "canDrive=false"),
+        ({"success": True}, "ok"),
+        ([{"number of rows inserted": 15}], "number of rows inserted=15"),
+        ([{"name": "Ada"}], "1 item: Ada"),
+        ({"messages": {"USR002": ["At 3"], "USR003": ["Read it"]}}, "messages: 2 items"),
+        ({"text": "Error: ENOENT: no such file", "isError": True}, "error: ENOENT: no such file"),
+        ("success: true\nmatched_tools:\n- server_name: news\n  tool: top\n" + "  x: y z\n" * 9, "matched_tools: (13 lines)"),
+        ("=== STDOUT ===\nBYD: 106.60\nTotal value 59659.45 at close\n=== EXECUTION INFO ===\nReturn code: 0\n"
+         "Execution time: 0.046 seconds\nTimeout limit: 30 seconds", "Total value 59659.45 at close (6 lines)"),
+    ],
+)  # fmt: skip
+def test_an_outcome_says_what_came_of_a_call(output, told):
+    text = output if isinstance(output, str) else json.dumps(output)
+    assert listed("execute" if "STDOUT" in text else "route", "{}", text).outcome_of(1) == told

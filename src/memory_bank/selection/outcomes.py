@@ -115,7 +115,11 @@ _NEAR_END, _NEAR_BEGIN = 30, 4  # lines of a run, of which one says how it went
 _SAMPLE = 200  # lines by which a log is known
 _MOST_SUMS, _TOLD_CHARS = 8, 400
 _BLOCK_LINES, _FIRST, _LAST = 40, 8, 5  # of a failure that are read; that are told, of a traceback the last
-_WORDLESS = re.compile(r"[\W_]*|(?:\[[^\]]{1,60}\] )?\$ .*")  # and the command of a runner
+_WORDLESS = re.compile(  # and the command of a runner, its marks and times
+    r"[\W_]*|(?:\[[^\]]{1,60}\] )?\$ .*|=+ [A-Z ]{1,40} =+"
+    r"|(?i:return code|execution time|timeout limit): [\d.]+[a-z ]*"
+)
+_WENT_WELL = re.compile(r"\W*(?:success|ok|status)\W+(?:true|ok|success)\W*", re.I)
 _DIFF = re.compile(r"^(?:diff --git |Index: |--- \S|@@ -\d)", re.M)
 _DIFF_FILE = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.M)
 _EXCERPT = re.compile(r"(?:\(|\A)[\d,]+ lines\)?\Z|\A[\d,]+ items?\b")
@@ -158,26 +162,34 @@ def outcome(
         shown, values = _outcome_of_text(output, text, known, ends)
         return f'"{shown}"' if shown.startswith("error: ") else shown, values
     if isinstance(value, list):
-        return _listed(value, known), []
+        listed = _listed(value, known)
+        if listed != "1 item" or not isinstance(value[0], dict):
+            return listed, []
+        value = value[0]
     own: list[str] = []
     pairs, others = [], []
     for leaf in islice(leaves(value, opened=inner_json, breadth_first=True), _OUTCOME_LEAVES):
         if leaf.value is None:
             continue
-        pair = leaf.key, one_line(str(leaf.value)[:_READ_CHARS])
+        pair = leaf.key, "false" if leaf.value is False else one_line(str(leaf.value)[:_READ_CHARS])
         if leaf.depth == 1:
             own.append(pair[1])
         # of the items of a list ids alone are shown: the count of the first one would be taken for the list's
         if is_id(*pair) or not _in_list(leaf):
             pairs.append(pair)
-            others += [pair] if leaf.value not in (True, False, "") else []
+            others += [] if leaf.value is True or leaf.value == "" else [pair]
     shown, values = _telling(pairs, known, own)
     if shown:
         return shown, values
     if isinstance(value, dict) and (counts := [(k, v) for k, v in value.items() if isinstance(v, list)]):
         return ", ".join(f"{clip(one_line(k), 24)}: {_items(v)}" for k, v in counts[:3]), []
     shown, values = _parts([(1, k, v) for k, v in others if v not in known])
-    return shown or "ok", values
+    nested = (
+        f"{clip(one_line(k), 24)}: {_items(v)}"
+        for k, v in value.items()
+        if isinstance(v, dict) and len(v) > 1
+    )
+    return shown or next(nested, "ok"), values
 
 
 def _listed(items: Sequence[object], known: Collection[str]) -> str:
@@ -201,7 +213,7 @@ def _listed(items: Sequence[object], known: Collection[str]) -> str:
     return f"{_items(items)}: {'; '.join(names)}{more}" if names else _items(items)
 
 
-def _items(items: Sequence[object]) -> str:
+def _items(items: Collection[object]) -> str:
     return f"{len(items):,} item{'s' * (len(items) != 1)}"
 
 
@@ -237,7 +249,7 @@ def lines_at_the_ends(text: str) -> list[str]:
 
 def telling_line(text: str, ends: bool) -> str:
     """The line of a text that sums it up, the latest of the most telling; else its first or, ``ends``, its last."""
-    lines = lines_at_the_ends(text)
+    lines = [line for line in lines_at_the_ends(text) if not _WENT_WELL.fullmatch(line)]
     near = lines[:4] + lines[max(4, len(lines) - 12) :]
     for pattern in _SUMS if ends or len(lines) <= 60 else ():
         if line := next((line for line in reversed(near) if len(line) <= 160 and pattern.search(line)), ""):
@@ -417,7 +429,7 @@ def _error_text(text: str, value: Any, code: int | None) -> str:
     for leaf in islice(leaves(value), 40) if isinstance(value, dict) else ():
         if isinstance(leaf.value, str) and leaf.value and leaf.key in _ERROR_KEYS:
             status = next((str(v) for k, v in value.items() if k in STATUS_KEYS and isinstance(v, int)), "")
-            return clip(f"{status} {one_line(leaf.value)}".lstrip(), _ERROR_CHARS)
+            return clip(f"{status} {_LABEL.sub('', one_line(leaf.value))}".lstrip(), _ERROR_CHARS)
     lines = lines_at_the_ends(_TAG.sub("", _LABEL.sub("", _SCRIPT.sub("", text))))
     near = lines[-12:]
     failed = next((line for line in lines if FAILED_LINE.match(line)), "")
