@@ -230,6 +230,19 @@ def test_an_assignment_that_is_aligned(redaction, name, blanks):
                 assert KEY not in redaction.text(text), text
 
 
+@pytest.mark.parametrize("between", ["\t", "\t\t", " " * 31, " " * 150])
+@pytest.mark.parametrize(
+    "name", ["password", "db_password", "MYSQL_ROOT_PASSWORD", "api_key", "client_secret"]
+)
+def test_a_secret_in_a_column_behind_its_name(redaction, name, between):
+    """As ``mysql --batch``, ``aws --output text`` and ``column -t`` write rows of names and values."""
+    value = KEY if name in ("api_key", "client_secret") else PASSWORD
+    shown = redaction.text(f"host{between}db.example\n{name}{between}{value}\nport{between}5432\n")
+    assert value not in shown
+    assert "db.example" in shown
+    assert shown.endswith(f"port{between}5432\n")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -263,6 +276,8 @@ def test_an_object_of_secrets(redaction, value):
         "password          required", 'passwords: {"type": "array", "items": "string"}', "passwords:\n  min_length: 8", "tokens = {input = 1200}",
         "secret_key   string  yes  the key of the table users_2024", "api_key      VARCHAR(64)   NOT NULL", "secrets:\n  - name: db-credentials",
         "token           kubernetes.io/service-account-token   3      5d", "access_key   <not set>   None   None", "token   2024-05-06T10:11:12Z",
+        "password\tstring\trequired", "password\tvarchar(64)", "token\t1234567", "secret\tkubernetes.io/tls", "api_key\ttext-embedding-3-small",
+        "password\tsrc/auth/password.py", "token\tAuthTokenMiddleware", "M\tsrc/password\tsrc/password2.ts", f"password{' ' * 150}The password of the user",
         "password          = var.database_password", "password          = (sensitive value)", "Salt          = sodium_chloride", "token   https://example.com/a1B2c3/x?y=Zz9",
     ],
 )  # fmt: skip
