@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -297,8 +298,7 @@ class SentContext:
     is_answered: bool = False
 
 
-NAMED, MODELS, TOLD = 80, 4, 1024
-"""Characters of a model's name, models of a session, and characters of all that is stored of its caches."""
+MODELS = 4  # of which a session keeps when they were asked
 
 
 class PrefixCache:
@@ -307,14 +307,15 @@ class PrefixCache:
     ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say. ``ratios``
     are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports that nothing
     is cached; ``asked``: by the newest MODELS, the seconds from its latest request to the session's latest. A bank
-    keeps both with the session: ``told``. As no prefix stands in a session that folds at every step, a cache is
-    assumed again after RETRY_AFTER answers, or at the first with cached tokens.
+    keeps both with the session: ``told``, by a digest of a model's name (``key``), which may hold a secret. As no
+    prefix stands in a session that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the
+    first with cached tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._lock = threading.Lock()
-        self.model, self.cached_for = "", 0
+        self.model, self.key, self.cached_for = "", "", 0
         self._ratios = _USUAL
         self.asked: dict[str, float] = {}
         self._last: SentContext | None = None
@@ -346,6 +347,7 @@ class PrefixCache:
             self._ratios = ratios
             if model != self.model:
                 self.model, self._misses = model, 0
+                self.key = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def send(
         self, messages: Sequence[object], model: str, count: Callable[[object], int], retention: float
@@ -405,7 +407,7 @@ class PrefixCache:
     def ask(self, idle: float) -> None:
         """Note that the model is asked, so many seconds after the session's request before."""
         with self._lock:
-            asked = {m: round(age + idle, 1) for m, age in self.asked.items()} | {self.model[:NAMED]: 0.0}
+            asked = {m: round(age + idle, 1) for m, age in self.asked.items()} | {self.key: 0.0}
             self.asked = dict(sorted(asked.items(), key=lambda item: item[1])[:MODELS])
 
     @property
@@ -414,15 +416,14 @@ class PrefixCache:
         with self._lock:
             if not self.asked and not self._misses:
                 return None
-            told = [self.model[:NAMED], self._misses, self.asked]
-            return text if len(text := json.dumps(told)) <= TOLD else json.dumps(told[:2])
+            return json.dumps([self.key, self._misses, self.asked])
 
     def tell(self, told: str | None) -> None:
         """Take what another process was told; what was reported of another model is forgotten."""
-        model, misses, *asked = json.loads(told) if told else (self.model[:NAMED], 0)
+        model, misses, *asked = json.loads(told) if told else (self.key, 0)
         with self._lock:
             self.asked = asked[0] if asked else {}
-            self._misses = misses if model == self.model[:NAMED] else 0
+            self._misses = misses if model == self.key else 0
 
 
 def common_length(before: Sequence[object], now: Sequence[object]) -> int:

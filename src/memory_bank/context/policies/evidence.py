@@ -29,7 +29,7 @@ from memory_bank.context.first_sight import first_sight
 from memory_bank.context.fold_rule import CARRIED, fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
-from memory_bank.pricing import NAMED, common_length, growth_that_pays
+from memory_bank.pricing import common_length, growth_that_pays
 from memory_bank.selection.effects import is_failure
 from memory_bank.selection.files import FileCopy, Files
 from memory_bank.transcript.chat import edited_message
@@ -86,7 +86,6 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if state.unexplained is not None:  # in a library, that of the step before
         session.run_later("why", partial(_explain, state, session))
     retention = max(settings.cache_retention, cache.cached_for)
-    model = cache.model[:NAMED]
     models = {
         m for m, age in cache.asked.items() if age + session.idle <= retention
     }  # that may have a prefix
@@ -98,8 +97,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     price, rest = None, 0
     if settings.history_budget == settings.refresh_after == "auto":  # the prices decide
         rest = choice_tokens(view, replace(base, edits=_still_shown(base, view, view.tail_start)))
-        price = price_fold(view, session, settings, older=older, rest=rest, models=len({*models, model}))
-    if models and model not in models:  # it has none of the session in its cache, which others have
+        price = price_fold(view, session, settings, older=older, rest=rest, models=len({*models, cache.key}))
+    if models and cache.key not in models:  # it has none of the session in its cache, which others have
         ledger.sent = ()
     budget = price.size if price else fold_budget(settings.history_budget, older)
     if settings.refresh_after == "auto":
