@@ -1,8 +1,10 @@
 """What a client's connection may cost: deadlines for heads and bodies, a number that leaves room for health."""
 
+import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
 from contextlib import ExitStack, contextmanager
 
@@ -12,6 +14,7 @@ from tests.service.serving import running
 
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.logs import RepeatLimit
+from memory_bank.service.proxy.upstream import Upstream
 from memory_bank.service.server.process import RESERVE, most_connections, protocol
 
 HEALTH = b"GET /health?live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -212,6 +215,61 @@ def test_a_connection_is_used_again_after_an_ordinary_answer(tmp_path):
         for _ in range(5):
             assert post(port, "/v1/files", {}).status == 200
     assert len(ends) == 1
+
+
+async def beside(streams, kept=60.0):
+    """While so many answers stream: calls of functions that one more takes; later, how many connections are left."""
+    ends, release = [], asyncio.Event()
+
+    async def serve(reader, writer):
+        ends.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{")
+                if head.startswith(b"GET /held"):
+                    await release.wait()
+                writer.write(b"}")
+        ends.remove(writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    upstream = Upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", kept=kept)
+
+    async def ask():
+        assert await (await upstream.send("GET", b"/whole", [])).hold() == b"{}"
+
+    held = [await upstream.send("GET", b"/held", []) for _ in range(streams)]
+    await ask()
+    calls = 0
+
+    def count(_frame, event, _arg):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    await ask()
+    sys.setprofile(None)
+    release.set()
+    for answer in held:
+        assert await answer.hold() == b"{}"
+    for _ in range(10):
+        await asyncio.sleep(2 * min(kept, 0.01))
+        await ask()
+    left = len(ends)
+    await upstream.aclose()
+    server.close()
+    return calls, left
+
+
+def test_a_request_takes_no_more_work_beside_many_streams():
+    (alone, _), (among_many, left) = asyncio.run(beside(0)), asyncio.run(beside(100))
+    assert among_many < 2 * alone
+    assert left > 100  # they are kept
+
+
+def test_connections_that_nobody_uses_any_more_are_closed():
+    _, left = asyncio.run(beside(100, kept=0.01))
+    assert left <= 17
 
 
 def test_an_answer_of_upstream_is_no_page_of_this_service(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import ssl
+import time
 import urllib.request
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _DOT_SEGMENT = re.compile(rb"(?:^|/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)", re.IGNORECASE)
 _OWN_HEADER = b"x-memory-"
+_AT_ONCE = 16  # requests in one pool
 _NO_BODY = (204, 304)  # statuses without a body; what follows them is none of ours
 _HOP_BY_HOP = frozenset(  # RFC 9110, section 7.6.1
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
@@ -126,8 +128,17 @@ def certificates() -> ssl.SSLContext:
         ) from None
 
 
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """The connections of at most ``_AT_ONCE`` requests: each request looks at all connections of its pool."""
+
+    transport: httpx2.AsyncHTTPTransport
+    running: set[httpx2.Request] = field(default_factory=set)
+    used: float = 0.0
+
+
 class Upstream:
-    """A model API at ``base_url`` with a pool of connections.
+    """A model API at ``base_url`` with pools of connections, which are kept for ``kept`` seconds without a request.
 
     ``key`` is the service's own key there; ``timeout`` is in seconds without a byte; ``name`` is a digest of the URL.
     Requests are sent as given: no cookies, no retries, no redirects. A proxy that the environment names is used,
@@ -137,7 +148,9 @@ class Upstream:
     that cannot be used.
     """
 
-    def __init__(self, base_url: str, *, timeout: float = 600.0, key: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, *, timeout: float = 600.0, key: str | None = None, kept: float = 60.0
+    ) -> None:
         self.key = key and key.strip()
         if self.key and not (self.key.isascii() and self.key.isprintable()):
             raise ConfigError(
@@ -151,10 +164,25 @@ class Upstream:
         self._path = self._base.raw_path.rstrip(b"/")
         self._timeout = timeout
         self._timeouts = httpx2.Timeout(timeout, connect=min(30.0, timeout)).as_dict()
-        limits = httpx2.Limits(max_keepalive_connections=256, keepalive_expiry=60.0)
-        self._transport = httpx2.AsyncHTTPTransport(
-            verify=certificates(), limits=limits, proxy=proxy_for(base_url)
-        )
+        self._kept, self._proxy = kept, proxy_for(base_url)
+        self._pools = [self._pool()]
+
+    def _pool(self) -> _Pool:
+        limits = httpx2.Limits(max_keepalive_connections=_AT_ONCE, keepalive_expiry=self._kept)
+        return _Pool(httpx2.AsyncHTTPTransport(verify=certificates(), limits=limits, proxy=self._proxy))
+
+    async def _pool_for(self, request: httpx2.Request) -> _Pool:
+        """The first pool with room for a request; the last one is closed when it has long been idle."""
+        last, now = self._pools[-1], time.monotonic()
+        if len(self._pools) > 1 and not last.running and now - last.used > self._kept:
+            self._pools.pop()
+            await last.transport.aclose()
+        pool = next((p for p in self._pools if len(p.running) < _AT_ONCE), None)
+        if pool is None:
+            self._pools.append(pool := self._pool())
+        pool.running.add(request)
+        pool.used = now
+        return pool
 
     async def send(
         self,
@@ -187,9 +215,13 @@ class Upstream:
             content=body,
             extensions={"timeout": self._timeouts, "target": target},
         )
+        pool = await self._pool_for(request)
         try:
-            response = await self._transport.handle_async_request(request)
-        except httpx2.TransportError as e:
+            response = await pool.transport.handle_async_request(request)
+        except BaseException as e:
+            pool.running.discard(request)
+            if not isinstance(e, httpx2.TransportError):
+                raise
             closed = isinstance(e, (httpx2.RemoteProtocolError, httpx2.NetworkError))
             passing = not closed or isinstance(e, httpx2.ConnectError)
             raise UpstreamError(self._describe(e), passing=passing) from None
@@ -200,6 +232,7 @@ class Upstream:
 
         async def close() -> None:
             """Release the connection; it is closed if bytes are still to come."""
+            pool.running.discard(request)
             with CancelScope(shield=True):
                 if not reusable or _has_more(stream):
                     await response.extensions["network_stream"].aclose()  # the pool drops it then
@@ -221,7 +254,8 @@ class Upstream:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._transport.aclose()
+        for pool in self._pools:
+            await pool.transport.aclose()
 
     def _describe(self, error: httpx2.TransportError) -> str:
         where = f"the model's API at {self._base.netloc.decode('ascii')}"
