@@ -86,6 +86,8 @@ def test_a_long_name_of_a_member_takes_no_long():
         ({"success": True}, "ok"),
         ([{"number of rows inserted": 15}], "number of rows inserted=15"),
         ([{"name": "Ada"}], "1 item: Ada"),
+        ("package store\n\nfunc short(id string) {\n\tshortID := toolID[:12]\n\tuserID = parse(m[1])\n}\n" + "// x\n" * 30,
+         "package store (36 lines)"),
         ({"messages": {"USR002": ["At 3"], "USR003": ["Read it"]}}, "messages: 2 items"),
         ({"text": "Error: ENOENT: no such file", "isError": True}, "error: ENOENT: no such file"),
         ("success: true\nmatched_tools:\n- server_name: news\n  tool: top\n" + "  x: y z\n" * 9, "matched_tools: (13 lines)"),

@@ -59,6 +59,7 @@ _ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
 _IDS = {KIND["code"], KIND["hex"], KIND["email"]}
 _ID_CHARS = 44  # of an identifier: a UUID has 36
 _LEAST_ID = 6  # characters of a value that is an identifier by its spelling
+_CODE = re.compile(r"\w[(\[]")  # a call, an index
 _NO_ID = re.compile(r"\s|\A\d{4}-\d\d-\d\d|\A[\d.,]+[A-Za-z]{1,3}\Z")  # several words, a time, a measure
 _STATE = re.compile(r"(?:^|[_\W])(?:status|state|result|message)$|(?<=[a-z])(?:Status|State|Result)$", re.I)
 _TELLING = re.compile(
@@ -409,6 +410,8 @@ def _parts(chosen: Sequence[tuple[int, str, str]]) -> tuple[str, list[str]]:
 
 def is_id(key: str, value: str) -> bool:
     """Whether a value is an identifier: by its key and its digits, or by its spelling."""
+    if _CODE.search(value):
+        return False
     if _ID_KEY.search(key):
         return any(map(str.isdigit, value))
     return len(value) >= _LEAST_ID and kind_of(value) in _IDS and not _NO_ID.search(value)
