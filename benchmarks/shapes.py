@@ -433,6 +433,81 @@ def timed(api: str) -> Shape:
         yield talk.asked()
 
 
+def hour_away(api: str) -> Shape:
+    """A conversation that goes on after an hour, twice."""
+    talk = Talk(api)
+    for n in range(60):
+        talk.turn()
+        yield talk.asked(pause=3_600 if n in (25, 40) else 0)
+
+
+def sliding(api: str) -> Shape:
+    """A window that drops the oldest turns: it has the first message and the 25 newest turns."""
+    talk = Talk(api)
+    for _ in range(80):
+        at = len(talk.messages)
+        talk.turn()
+        if len(talk.messages) > 1 + 25 * (len(talk.messages) - at):
+            del talk.messages[1 : 1 + len(talk.messages) - at]
+        yield talk.asked()
+
+
+def tools_by_turns(api: str) -> Shape:
+    """Tools of which another set is there at every third request."""
+    talk = Talk(api, tools=6)
+    tools = talk.tools
+    for n in range(60):
+        talk.tools = tools[: 3 + n // 3 % 4]
+        talk.turn()
+        yield talk.asked()
+
+
+def several_keys(api: str) -> Shape:
+    """A conversation with a name, whose requests come with three keys of one account by turns."""
+    talk = Talk(api, **NAMED)
+    for n in range(60):
+        talk.turn()
+        talk.headers = {**NAMED, "authorization": f"Bearer sk-{n % 3}"}
+        yield talk.asked()
+
+
+def thinking(api: str) -> Shape:
+    """900 words of thinking in each turn; of text on the Messages API, where a server signs its thinking."""
+    talk = Talk(api)
+    for _ in range(40):
+        words = talk.output(900)
+        talk.turn(**{"text" if api == "messages" else "reasoning_content": words})
+        yield talk.asked()
+
+
+def short(api: str) -> Shape:
+    """Twelve conversations of three requests, whose outputs are long."""
+    for n in range(12):
+        talk = Talk(api, f"A-{n}")
+        talk.messages = []
+        talk.said(f"Look at the parcels of customer {n}.")
+        for _ in range(3):
+            talk.turn(content=lambda output, talk=talk: output + talk.output(6_000))
+            yield talk.asked()
+
+
+def huge_task(api: str) -> Shape:
+    """A first message of about 150,000 tokens."""
+    talk = Talk(api)
+    talk.said("Here is all that is known. " + talk.output(75_000))
+    for _ in range(30):
+        talk.turn()
+        yield talk.asked()
+
+
+def tiny(api: str) -> Shape:
+    """Outputs of three tokens."""
+    talk = Talk(api)
+    for n in range(200):
+        talk.turn(content=lambda _, n=n: f"ok {n}")
+        yield talk.asked()
+
+
 def for_an_hour(api: str) -> Shape:
     """Marks with a ttl of an hour, and pauses of ten minutes."""
     talk = Talk(api)
@@ -478,6 +553,14 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
     "cheap at times": (at_times, ("chat", "messages")),
     "dated": (dated, ("chat", "messages")),
     "timed": (timed, ("chat", "messages")),
+    "hour away": (hour_away, ("chat", "messages")),
+    "sliding": (sliding, ("chat", "messages")),
+    "tools by turns": (tools_by_turns, ("chat", "messages")),
+    "several keys": (several_keys, ("chat", "messages")),
+    "thinking": (thinking, ("chat", "messages")),
+    "short": (short, ("chat", "messages")),
+    "huge task": (huge_task, ("chat", "messages")),
+    "tiny": (tiny, ("chat", "messages")),
     "for an hour": (for_an_hour, ("messages",)),
     "again": (again, ("chat", "responses", "messages")),
 }
@@ -486,8 +569,8 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
 class Upstream:
     """Answers each request with the usage of a prefix cache, and keeps what came."""
 
-    def __init__(self, untold: bool = False) -> None:
-        self.untold = untold
+    def __init__(self, tells: str = "all") -> None:
+        self.tells = tells
         self.api = "chat"
         self.dollars = 0.0
         self.came: list[dict[str, Any]] = []
@@ -504,12 +587,14 @@ class Upstream:
         counted = [(p, self._count(p)) for p in parts]
         cache = self.caches.setdefault(body["model"], MarkedCache(COUNTER))
         used = cache.add(counted) if marks is None else cache.add_marked(counted, marks)
+        if self.tells == "none":
+            used = replace(used, cached=0, written=0)
         hour = used.written if '"1h"' in json.dumps(body) else 0
         price, _ = known_price({}, body["model"]) or (None, "")
         assert price is not None
         self.dollars += cost(replace(used, output=20, written_hour=hour), price)
         self.came.append(body)
-        cached = None if self.untold else (used.cached, used.written)
+        cached = {"nothing": None, "zeros": (0, 0)}.get(self.tells, (used.cached, used.written))
         return replace(say("Go on."), usage=(used.input, 20), cached=cached)
 
     def _count(self, text: str) -> int:
@@ -542,9 +627,17 @@ def status_of(request: urllib.request.Request) -> int:
         return e.code
 
 
-def run(shape: Shape, memory: bool, untold: bool = False) -> Run:
-    """Send all requests of a shape; ``untold``: chats are told nothing of the cache."""
-    model = Upstream(untold)
+def remove_marks(value: Any) -> None:
+    """Take all cache marks out of a body."""
+    if isinstance(value, dict):
+        value.pop("cache_control", None)
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        remove_marks(part)
+
+
+def run(shape: Shape, memory: bool, options: Any) -> Run:
+    """Send all requests of a shape."""
+    model = Upstream(options.tells)
     dollars, breaks, foreign, failed = [], 0, 0, 0
     before: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder, ScriptedServer(model) as server:
@@ -562,6 +655,10 @@ def run(shape: Shape, memory: bool, untold: bool = False) -> Run:
                     with sqlite3.connect(bank) as c:
                         c.execute("UPDATE sessions SET asked = asked - ?", (asked.pause,))
             model.api, known = asked.api, len(model.came)
+            if options.stream:
+                asked.body["stream"] = True
+            if options.unmarked:
+                remove_marks(asked.body)
             headers = {"content-type": "application/json", "authorization": "Bearer sk-1", **asked.headers}
             data = json.dumps(asked.body).encode()
             request = urllib.request.Request(url + PATHS[asked.api], data, headers)
@@ -592,7 +689,18 @@ def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--apis", nargs="+", default=[*PATHS], choices=[*PATHS])
-    parser.add_argument("--untold", action="store_true", help="chats are told nothing of the cache")
+    parser.add_argument(
+        "--tells",
+        default="all",
+        choices=("all", "nothing", "zeros", "none"),
+        help="what answers report of the cache: all, nothing (chats), zeros, or that there is none",
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="chats do not ask for the usage of their streams"
+    )
+    parser.add_argument(
+        "--unmarked", action="store_true", help="clients of the Messages API set no cache marks"
+    )
     parser.add_argument("--model", help="of chats and responses")
     args = parser.parse_args()
     MODELS.update(dict.fromkeys(("chat", "responses"), args.model) if args.model else {})
@@ -601,7 +709,7 @@ def main() -> int:
     for name in args.names or SHAPES:
         shape, apis = SHAPES[name]
         for api in (a for a in apis if a in args.apis):
-            none, with_memory = (run(shape(api), m, args.untold) for m in (False, True))
+            none, with_memory = (run(shape(api), m, args) for m in (False, True))
             pairs = list(zip(with_memory.dollars, none.dollars, strict=True))
             worst = max(ours / theirs for ours, theirs in pairs)
             is_bad |= worst > 1.05 or with_memory.foreign > 0 or with_memory.refused > none.refused

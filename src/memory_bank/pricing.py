@@ -306,17 +306,18 @@ class PrefixCache:
 
     ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say. ``ratios``
     are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports that nothing
-    is cached; ``asked``: by the newest MODELS, the seconds from its latest request to the session's latest. A bank
-    keeps both with the session: ``told``, by a digest of a model's name (``key``), which may hold a secret. As no
-    prefix stands in a session that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the
-    first with cached tokens.
+    is cached and no price of the model's cached tokens ``is_listed``: one that has a price may be hidden. ``asked``:
+    by the newest MODELS, the seconds from its latest request to the session's latest. A bank keeps both with the
+    session: ``told``, by a digest of a model's name (``key``), which may hold a secret. As no prefix stands in a
+    session that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with cached
+    tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._lock = threading.Lock()
         self.model, self.key, self.cached_for = "", "", 0
-        self._ratios = _USUAL
+        self._ratios, self.is_listed = _USUAL, False
         self.asked: dict[str, float] = {}
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
@@ -324,11 +325,16 @@ class PrefixCache:
 
     @property
     def ratios(self) -> Ratios:
-        """The prices of cached tokens; 1 and 1 where the provider caches nothing."""
-        if self._misses >= MISSES:
+        """The prices of cached tokens; 1 and 1 where the provider caches nothing, and no price says that it does."""
+        if self.is_denied and not self.is_listed:
             return _UNCACHED
         read, write = self._ratios
         return Ratios(read, HOUR_WRITE) if write > 1 and self.cached_for else self._ratios
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether the provider reports that nothing is cached."""
+        return self._misses >= MISSES
 
     read = property(attrgetter("ratios.read"), doc="The price of a cached token.")
     write = property(attrgetter("ratios.write"), doc="The price of a token that is written to the cache.")
@@ -340,11 +346,11 @@ class PrefixCache:
         """
         name = model.rpartition("/")[2]
         ratios = next((ratio for start, ratio in _RATIOS.items() if name.startswith(start)), _USUAL)
-        if price is not None and price.prompt > 0 and price.cached is not None:
+        if is_listed := price is not None and price.prompt > 0 and price.cached is not None:
             write = price.prompt if price.cache_write is None else price.cache_write
             ratios = Ratios(price.cached / price.prompt, write / price.prompt)
         with self._lock:
-            self._ratios = ratios
+            self._ratios, self.is_listed = ratios, is_listed
             if model != self.model:
                 self.model, self._misses = model, 0
                 self.key = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:16]

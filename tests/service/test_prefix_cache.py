@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from dataclasses import replace
 
 import pytest
 from tests.blocks import rounds as blocks
@@ -84,6 +85,35 @@ def test_a_provider_that_reports_that_nothing_was_cached_gets_a_fold_at_every_st
         # a cache that begins to work is noticed by the first tokens that are reported
         cache_of(p).report(0, 512)
         assert cache_of(p).read == 0.1
+
+
+class Hidden(Cached):
+    """A gateway that reports zeros whatever its provider caches."""
+
+    def __call__(self, body):
+        return replace(super().__call__(body), cached=(0, 0))
+
+
+@pytest.mark.parametrize("api", ["chat", "messages"])
+def test_a_listed_cache_that_is_hidden_costs_hardly_more_than_no_memory(tmp_path, api):
+    """A provider may have no cache either: folds come as often as is allowed if it has one."""
+    model, upstream, alone = {"chat": "gpt-5", "messages": "claude-sonnet-4-5"}[api], Hidden(), Hidden()
+    of, path = {"chat": (rounds, CHAT), "messages": (blocks, "/v1/messages")}[api]
+    more = {"max_tokens": 9} if api == "messages" else {}
+    mark = {"cache_control": {"type": "ephemeral"}}
+    with served(upstream, tmp_path, cache_markers="off") as (_, p):
+        for n in range(2, 52):
+            task = [said() if api == "messages" else user(), *of(n, size=3_000)]
+            if api == "messages":
+                *rest, last = task[-1]["content"]
+                task[-1] = {**task[-1], "content": [*rest, {**last, **mark}]}
+            done = step(p, task, model=model, path=path, **more)
+            alone({"messages": task, **more})
+            assert upstream.paid(model)[1] <= 1.05 * alone.paid(model)[1], n
+        assert cache_of(p).is_denied
+        assert cache_of(p).read < 1
+    assert done.memory == "rebuilt"
+    assert upstream.paid(model)[0] < alone.paid(model)[0]
 
 
 def test_a_cache_is_assumed_again_after_a_while(tmp_path):

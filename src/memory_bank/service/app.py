@@ -174,8 +174,10 @@ class Service:
             counts = own, full_tokens, step.known_tokens
             if not step.unchanged or own != full_tokens:  # also a full history that no cache held
                 full = full_usage(sent, *counts, caches=caches, ratio=ratio)
-            if step.charge is not None and (by_marks or caches):  # else a cache may be there all the same
-                ratio, ratios = ratio or sent.input / max(1, own), step.state.prefix_cache.ratios
+            prefix, is_told = step.state.prefix_cache, by_marks or exchange.usage.cached is not None
+            # else a cache may be there all the same
+            if step.charge is not None and is_told and (sent.cached + sent.written or not prefix.is_listed):
+                ratio, ratios = ratio or sent.input / max(1, own), prefix.ratios
                 step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         is_as_built = exchange.memory == ("unchanged" if step.unchanged else "rebuilt")

@@ -29,7 +29,7 @@ from memory_bank.context.first_sight import first_sight
 from memory_bank.context.fold_rule import CARRIED, fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
-from memory_bank.pricing import common_length, growth_that_pays
+from memory_bank.pricing import LEAST_GROWTH, common_length, growth_that_pays
 from memory_bank.selection.effects import is_failure
 from memory_bank.selection.files import FileCopy, Files
 from memory_bank.transcript.chat import edited_message
@@ -106,6 +106,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
             1, min(past, 20)
         )  # which predicts that of the next ones
         growth = growth_that_pays(budget, mean, *cache.ratios)
+        if cache.is_denied:  # it may hide it: a fold that is allowed all the same pays if there is none
+            growth = min(growth, LEAST_GROWTH)
     else:
         growth = min(int(settings.refresh_after), MOST_STORED)
     fold = _stored_fold(state, view, session.last_fold)
