@@ -57,7 +57,7 @@ _TICK = 0.2  # seconds between checks for signals
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds before a worker that died early is replaced
 _SOON = 5.0
 _SPAWN = multiprocessing.get_context("spawn")  # inherits no threads and no connections
-_LOOK, _LOOKS = 0.005, 20  # seconds until a worker with more connections looks for one again, and how often
+_LOOK, _LOOKS = 0.005, 50  # seconds until a worker with more connections looks for one again, and how often
 
 Shares = tuple["MutableSequence[int]", int]
 """The connections of each worker, and the place of one among them."""
@@ -164,7 +164,7 @@ class _Server(uvicorn.Server):
                 loop.add_reader(sock, self._accept, sock)
                 return
             except OSError:  # no handle is free
-                loop.call_later(_LOOK * _LOOKS, self._accept, sock)
+                loop.call_later(_TICK, self._accept, sock)
                 return
             connection.setblocking(False)
             arrival = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
