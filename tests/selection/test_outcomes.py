@@ -98,3 +98,12 @@ def test_a_long_name_of_a_member_takes_no_long():
 def test_an_outcome_says_what_came_of_a_call(output, told):
     text = output if isinstance(output, str) else json.dumps(output)
     assert listed("execute" if "STDOUT" in text else "route", "{}", text).outcome_of(1) == told
+
+
+@pytest.mark.parametrize(
+    "told", ["too many errors", "undefined: store", "declared and not used: x", '"fmt" imported and not used']
+)
+def test_a_build_that_fails_in_a_pipe_is_a_failure(told):
+    output = f"# a.example/cli\ncli/resume.go:52:13: {told}"
+    assert is_failure(output, "Bash", '{"command": "go build ./... 2>&1 | head -50"}')
+    assert not is_failure(output, "Bash", '{"command": "cat build.log"}')

@@ -138,6 +138,12 @@ def test_the_state_of_the_task_tells_files_and_what_failed_last():
     assert "failed last: pytest -q (#7)" in thread(*calls[:7]).tell(99, 900).text
 
 
+def test_the_message_of_a_commit_makes_no_file():
+    commit = "git commit -m \"$(cat <<'EOF'\nFix it\n\nCo-Authored-By: A <a@a.example>\nEOF\n)\""
+    calls = [("bash", {"command": c}, "") for c in ("echo 1 > a.txt", "echo 2 > b.txt", commit)]
+    assert "files changed: a.txt (made), b.txt (made)\n" in thread(*calls).tell(99, 900).text
+
+
 def test_files_of_one_name_are_told_with_the_folders_that_differ():
     calls = [
         ("Write", {"file_path": f"/w/{name}/scripts/run.sh", "content": name}, "File created successfully")

@@ -126,6 +126,8 @@ RUN_FAILED = re.compile(
     r"|^failed \(|^fail\b|^--- fail|test result: failed|^build fail"
     r"|\b(?:failures?|failed|errors): +[1-9]"  # of tests
     r"|^(?:[a-z]:)?[^\s:]+(?::\d+){1,2}: (?:fatal )?error\b|^\S+\(\d+,\d+\): error\b"
+    r"|^\S+\.go:\d+:\d+: (?:undefined|syntax error|too many|not enough|cannot|missing"
+    r"|(?:\S+ imported|declared) and not used)"
     r"|^(?:\S+ : )?error(?:\[\w+\]|:| [a-z]+\d+:)"
     r"|\bfound [1-9]\d* errors?\b|^[1-9]\d* errors?$|✖ [1-9]\d* problems? \([1-9]|^could not compile"  # of compilers
     r"|\bexit(?:ed)?:? (?:with )?(?:status |code )?[1-9]\d*\.?$|\bnon-zero (?:exit )?(?:code|status)"

@@ -176,7 +176,7 @@ _COMMAND_CHARS = 60
 _BEFORE_COMMAND = re.compile(
     r"\A(?:\s*cd [^&;|\n]{1,300}(?:&&|;))+|(?<!\s)\s*(?:2>&1|\|\s*(?:tail|head|grep)\b[^|&;\n]*)"
 )
-_MADE_BY_SHELL = re.compile(r"(?<![<=\-&\d>])>{1,2}\s*(?!/dev/null|&)([\w./~\\:-]{2,200})")
+_MADE_BY_SHELL = re.compile(r"(?<![<=\-&\d>])>{1,2}[ \t]*(?!/dev/null|&)([\w./~\\:-]{2,200})")
 _ANAPHORIC = re.compile(r"\W*(?:it|its|this|that|these|those|they|their|he|she|here|there)\b", re.I)
 _SENTENCE = re.compile(r"[^\n.!?]+(?:[.!?](?=\S)[^\n.!?]*)*[.!?]?")
 _DECIDES = re.compile(
