@@ -483,7 +483,7 @@ def thinking(api: str) -> Shape:
 def short(api: str) -> Shape:
     """Twelve conversations of three requests, whose outputs are long."""
     for n in range(12):
-        talk = Talk(api, f"A-{n}")
+        talk = Talk(api, f"T{n}")
         talk.messages = []
         talk.said(f"Look at the parcels of customer {n}.")
         for _ in range(3):
