@@ -30,6 +30,9 @@ def test_services_that_die_lose_no_record_and_fork_no_session(kind, nameless, ca
     if kind == "postgres" and (reason := why_not()):
         pytest.skip(reason)
     given = ["--kind", kind, "--sessions", "3", "--turns", "12", "--calls", "8", "--agents", "3", "--faults"]
+    given += [
+        "--untold"
+    ]  # what an answer of a killed process reported may be lost: a fold may come at another step
     assert processes.main([*given, *nameless, "--services", "3", "--encoding", "approximate"]) == 0
     *_, with_faults = (r.split(" | ") for r in capsys.readouterr().out.splitlines() if r.startswith("|"))
     assert with_faults[6:9] == ["0"] * 3  # forked, lost, twice
