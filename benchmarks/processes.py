@@ -9,8 +9,9 @@ price of ``--model`` says of its input, in tokens of ``--encoding``: the beginni
 session's eight requests before is read from the provider's cache, all else is written to it; beside it, what the
 same histories cost without memory. Answers report both, ``--untold``: nothing of the cache. A context that does not
 begin as the one before is ``broken``: with a fold it has to be. One that is not, byte for byte, what the first of
-``--services`` sent ``differs``; once a request of its session was answered without memory, what is decided there (a
-fold) may come a turn later, and such contexts are ``later``. With ``--nameless`` agents name no session: the
+``--services`` sent ``differs``. Such contexts are ``later`` once a request of their session was answered without
+memory, was asked again, or had the newest answer of a service that was killed, which may not have stored what the
+answer cost: what is decided there (a fold) may come at another turn. With ``--nameless`` agents name no session: the
 services know a conversation again, each further session that one has is ``forked``, and contexts are not compared,
 as marks differ with the name that a session is given. In the end the bank's records are compared with what the
 tools said: those ``lost``, those stored ``twice``, and those ``refused``, which are not in the bank and every
@@ -109,13 +110,16 @@ class Run:
     """Agents that ask services on a bank by turns; ``sent``: what arrived upstream.
 
     ``reasons``: why answers were made without memory, ``stored``: the latest turn of a session whose answer was not,
-    ``without``: the turns whose answers were, ``names``: whose conversation a session of the bank is.
+    ``without``: the turns whose answers were, ``again``: the first turn that was asked again, or of a
+    service killed meanwhile, ``asked``: the service of each session's newest turn, ``names``: whose conversation a
+    session of the bank is.
     """
 
     def __init__(self, number: int, where: str, options: Any) -> None:
         self.where, self.options, self.sent = where, options, Sent()
         self.reasons, self.stored = Counter[str](), dict[str, int]()
         self.without, self.services = dict[str, list[int]](), list[Service]()
+        self.again, self.asked = dict[str, int](), dict[str, tuple[int, Service]]()
         self.names = {} if options.nameless else {f"s{n}": f"s{n}" for n in range(options.sessions)}
         self.sessions = {
             f"s{n}": turns_of(f"s{n}", options.turns, options.calls) for n in range(options.sessions)
@@ -142,6 +146,8 @@ class Run:
         for attempt in range(ATTEMPTS):
             services = self.services
             service = services[next(self._turns) % len(services)]
+            with self._lock:
+                self.asked[session] = turn, service
             try:
                 named = None if self.options.nameless else session
                 told = ask(service.port, self.options.api, named, body)
@@ -153,6 +159,8 @@ class Run:
         reason = told["x-memory-reason"]
         name = told["x-memory-session"] or session
         with self._lock:
+            if attempt:
+                self.again.setdefault(session, turn)
             if self.names.setdefault(name, session) != session:
                 reason = "the answer is of another session"
             if reason is None:
@@ -200,7 +208,7 @@ class Run:
         """What the run cost, beside the contexts of the first run."""
         costs = self.costs()
         others = [
-            turn >= min(self.without.get(session, [self.options.turns]))
+            turn >= min([*self.without.get(session, []), self.again.get(session, self.options.turns)])
             for session, requests in self.sent.items()
             for turn in range(self.options.turns)
             if not self.options.nameless and first[session][turn] not in requests
@@ -299,6 +307,9 @@ def faults_of(turns: int, server: Postgres | None) -> dict[int, Callable[[Run], 
     def kill(run: Run) -> None:
         *run.services, dead = run.services
         dead.kill()
+        for session, (turn, service) in run.asked.items():
+            if service is dead:
+                run.again.setdefault(session, turn)
 
     faults: dict[int, Callable[[Run], None]] = {turns // 3: kill}
     if server is not None:
