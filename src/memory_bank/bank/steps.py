@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
@@ -178,8 +178,7 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
             database.lock_session(c, session_id)
             mine = [s for s in new if s.figures.session_id == session_id]
             outcomes = {s.figures.created: s for s in mine if s.outcome}
-            ended = [(s, outcomes.pop(s.figures.created, s)) for s in mine if not s.outcome]
-            begun = [replace(s, figures=e.figures, answer=e.answer) for s, e in ended]
+            begun = [(s, outcomes.pop(s.figures.created, s)) for s in mine if not s.outcome]
             _add(database, c, session_id, begun, kept)
             if outcomes:
                 found = c.execute(_MADE, {"session": session_id, "made": [*outcomes]}).all()
@@ -190,19 +189,25 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
 
 
 def _add(
-    database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int | None
+    database: Database,
+    c: Connection,
+    session_id: str,
+    new: list[tuple[StepToStore, StepToStore]],
+    kept: int | None,
 ) -> None:
+    """Store steps, each with its outcome, or itself where that is not known yet."""
     session = {"session": session_id}
     known = c.execute(_SESSION, session).first()
-    new = [s for s in new if known and (known.deleted is None or s.figures.created > known.deleted)]
+    new = [one for one in new if known and (known.deleted is None or one[0].figures.created > known.deleted)]
     if not new or known is None:
         return
     before = c.execute(_LAST, session).scalar() or 0
     last = before + len(new)
     rows = []
-    for number, step in enumerate(new, before + 1):
-        row = {**_row(step.figures), "number": number}
-        row["answer"] = step.answer if kept is None or number > last - kept else None
+    for number, (step, outcome) in enumerate(new, before + 1):
+        came_to = _row(outcome.figures)
+        row = _row(step.figures) | {k: came_to[k] for k in _OUTCOME} | {"number": number}
+        row["answer"] = outcome.answer if kept is None or number > last - kept else None
         if step.generation not in (None, known.generation):
             row["fold"] = None
         elif step.fates is not None:
