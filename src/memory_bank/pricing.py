@@ -411,7 +411,7 @@ class PrefixCache:
         return counted / known if known >= LEAST_GROWTH else reported / tokens
 
     def ask(self, idle: float) -> None:
-        """Note that the model is asked, so many seconds after the session's request before."""
+        """Record a request to the model, ``idle`` seconds after the previous request of the session."""
         with self._lock:
             asked = {m: round(age + idle, 1) for m, age in self.asked.items()} | {self.key: 0.0}
             self.asked = dict(sorted(asked.items(), key=lambda item: item[1])[:MODELS])
@@ -425,7 +425,7 @@ class PrefixCache:
             return json.dumps([self.key, self._misses, self.asked])
 
     def tell(self, told: str | None) -> None:
-        """Take what another process was told; what was reported of another model is forgotten."""
+        """Load what another process stored by ``told``; reports about another model are dropped."""
         model, misses, *asked = json.loads(told) if told else (self.key, 0)
         with self._lock:
             self.asked = asked[0] if asked else {}

@@ -173,7 +173,7 @@ def run_of(text: str) -> Content:
 
 
 def _exit_code(value: Any) -> int | None:
-    """The exit code in an object of a run."""
+    """Return the exit code that a tool's JSON output reports; None if it has none."""
     codes = [value.get(name) for name in _CODES if name != "code"] if isinstance(value, dict) else []
     codes += [_exit_code(value["metadata"])] if codes and isinstance(value.get("metadata"), dict) else []
     return next((code for code in codes if isinstance(code, int) and code is not True), None)

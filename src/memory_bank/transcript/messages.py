@@ -500,7 +500,7 @@ def parse_messages(messages: object, start: int = 0) -> list[Segment]:
 def latest_interactions(
     messages: Sequence[object], count: int, known: Sequence[Interaction] = ()
 ) -> list[Interaction]:
-    """At most the last ``count`` interactions of a list; the cost does not grow with the list.
+    """Return at most the last ``count`` interactions of a list, at a cost that does not grow with the list.
 
     ``known``: those of its beginning, which are not parsed again, but for the last one, which may go on.
     """

@@ -267,7 +267,7 @@ class Dialect:
         raise NotImplementedError
 
     def join_results(self, results: list[JsonObject]) -> list[JsonObject]:
-        """The messages that answer a turn, made of those that answer its calls."""
+        """Build the messages that answer a turn from the results of its calls."""
         return results
 
     def open_stream(self, request: JsonObject, **more: Any) -> TurnStream:

@@ -166,6 +166,6 @@ class MessagesDialect(Dialect):
         return {"role": "user", "content": [block]}
 
     def join_results(self, results: list[JsonObject]) -> list[JsonObject]:
-        """See Dialect. All results of a turn stand in one message: gateways refuse two of the user in a row."""
+        """See Dialect. All results go into one message: some gateways refuse two user messages in a row."""
         blocks = [block for message in results for block in objects_of(message["content"])]
         return [{"role": "user", "content": blocks}] if blocks else []

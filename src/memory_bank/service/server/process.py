@@ -60,7 +60,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # inherits no threads and no conn
 _LOOK, _LOOKS = 0.005, 50  # seconds until a worker with more connections looks for one again, and how often
 
 Shares = tuple["MutableSequence[int]", int]
-"""The connections of each worker, and the place of one among them."""
+"""The number of open connections of each worker, and the index of this worker in that list."""
 
 
 def serve_here(
