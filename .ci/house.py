@@ -8,7 +8,8 @@
 A recorded run (examples/) is sent as chat requests through the application to a scripted model on loopback. Counted
 are the functions of the package with a name that ran for a request, in all threads, until nothing runs any more.
 Frames are the package's own on the stack of one thread, at the deepest call. A stay of the request's messages is a
-function that got a list of them as an argument.
+function that got a list of them as an argument. What opens a connection to the database is not counted: whether the
+pool has one is chance.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ POINTS = {  # where frames are counted: file and function
     "the insert of a record": ("bank/stores.py", "FactStore.insert"),
     "a shortened turn": ("context/evidence.py", "shorten_turn"),
 }
+OPENING = {("bank/sqlite.py", "Sqlite._open"), ("bank/sqlite.py", "Sqlite.open_engine.<locals>._configure")}
 
 
 class Request:
@@ -65,7 +67,7 @@ class Request:
         """Count a call of a function of the package."""
         code = frame.f_code
         self.last = time.monotonic()
-        if code.co_name.startswith("<"):  # a lambda, a generator, a comprehension
+        if code.co_name.startswith("<") or opens_connection(frame):  # a lambda, a generator, a comprehension
             return
         self.functions.add(code)
         if frame.f_back is not None:
@@ -95,6 +97,15 @@ class Request:
 
 def module_of(code: CodeType) -> str:
     return code.co_filename.removeprefix(PACKAGE)
+
+
+def opens_connection(frame: FrameType | None) -> bool:
+    """Whether the frame, or one that it was called from, opens a connection to the database."""
+    while frame is not None:
+        if (module_of(frame.f_code), frame.f_code.co_qualname) in OPENING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def own_frames(frame: FrameType | None) -> int:
