@@ -4,7 +4,7 @@
 
 A bank is filled with made-up records of about 1.2 kB (arguments and output), ``--in-session`` in each session, as the
 library stores them, but without waiting for the disk: facts, then insights by extraction with the lexical
-embedder. Of more than 20,000 records the others are copies of these in sessions of their own. Then each of these is
+embedder. Of more than 20,000 records most are copies of some of them in sessions of their own. Then each of these is
 measured in a process of its own, at the median of a few where it can be repeated:
 
 - ``bytes``: of the database, a record; ``raw`` of its arguments and output alone
@@ -90,8 +90,9 @@ def fill(where: str, count: int, in_session: int) -> dict[str, float]:
     """Fill a bank; the seconds and the raw bytes of a record."""
     unsynced = where if "://" in where else f"sqlite:///{where}?synchronous=normal"
     database, texts, embedder, observer = Database(unsynced), Texts(), LexicalEmbedder(), Observer()
-    index.BLOCK = 2**31  # blocks are made at the end, of the copies too
-    distinct, began, raw = min(count, DISTINCT), time.perf_counter(), 0
+    copies = -(-count // DISTINCT)
+    block, distinct, began, raw = index.BLOCK, count // copies, time.perf_counter(), 0
+    index.BLOCK = block if distinct == count else 2**31  # copies need the words
     for first in range(0, distinct, in_session):
         name = f"{first:032x}"
         records = [texts.record(first + n, n + 1) for n in range(min(in_session, distinct - first))]
@@ -101,20 +102,29 @@ def fill(where: str, count: int, in_session: int) -> dict[str, float]:
             [observer.extract(r) for r in records], records=records
         )
     seconds = time.perf_counter() - began
-    for n in range(1, -(-count // distinct)):
-        copy(database, n, distinct)
-    index.BLOCK, began = 4_096, time.perf_counter()
+    terms = [] if distinct == count else [dict(r) for r in database.rows(sa.select(schema.words))]
+    index.BLOCK, began = block, time.perf_counter()
     index.settle_all(database)
-    seconds += (time.perf_counter() - began) * distinct / count
+    seconds += time.perf_counter() - began
+    for n in range(1, copies):
+        copy(database, n, distinct, terms)
+        index.settle_all(database)
+        if (
+            database.ranks
+        ):  # as PostgreSQL does by itself, each minute: it reuses the place of what is in blocks now
+            engine = sa.create_engine(database.url, isolation_level="AUTOCOMMIT")
+            with engine.connect() as c:
+                c.execute(sa.text("VACUUM words"))
+            engine.dispose()
     database.close()
     return {"fill": seconds / distinct, "raw": raw / distinct}
 
 
-def copy(database: Database, number: int, count: int) -> None:
-    """Store the first ``count`` records of a bank once more, in sessions of their own."""
+def copy(database: Database, number: int, count: int, terms: list[dict[str, Any]]) -> None:
+    """Store the first ``count`` records of a bank once more with their ``terms``, in sessions of their own."""
     shift = number * count
     with database.write() as c:
-        for table in (schema.sessions, schema.records, schema.insights, schema.words):
+        for table in (schema.sessions, schema.records, schema.insights):
             changed = {
                 name: sa.literal(f"{number:04x}").concat(sa.func.substr(table.c[name], 5))
                 for name in ("session_id", "trace_id")
@@ -127,6 +137,10 @@ def copy(database: Database, number: int, count: int) -> None:
             c.execute(sa.insert(table).from_select(list(table.c), found))
             if database.ranks and "trace_id" in table.c:
                 c.exec_driver_sql(f"SELECT setval('{table}_seq_seq', {shift + count})")
+        of_copy = [
+            t | {"seq": t["seq"] + shift, "session_id": f"{number:04x}{t['session_id'][4:]}"} for t in terms
+        ]
+        c.execute(sa.insert(schema.words), of_copy)
 
 
 def add_steps(database: Database) -> None:
