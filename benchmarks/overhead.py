@@ -2,12 +2,14 @@
 
     python benchmarks/overhead.py [--part proxy,cold,library] [--tokens 20000,150000] [--requests 20] [--rounds 2]
     python benchmarks/overhead.py --against PYTHON   # and the version that another interpreter imports, by turns
+    python benchmarks/overhead.py --part proxy --peers   # and other proxies
 
 ``proxy``: an upstream that answers at once, and in front of it a process each: a relay of httpx and uvicorn that
-parses no body, `memory-bank serve` with the strategy `no_strategy` and with the shipped one, and LiteLLM's proxy
-where the command ``litellm`` is installed. Agents whose histories have so many tokens bring one more call with each
-request. CPU milliseconds of the process a request, with what it does after the answer: the median of the rounds, in
-which the servers take turns, and resident memory at the end.
+parses no body, `memory-bank serve` with the strategy `no_strategy` and with the shipped one. ``--peers`` adds the
+proxies of LiteLLM, which has no memory, and of Headroom, which compresses, as they ship; each is installed in an
+environment of its own below ``.venv-integrations/peers`` (once, from PyPI). Agents whose histories have so many
+tokens bring one more call with each request. CPU milliseconds of the process a request, with what it does after the
+answer: the median of the rounds, in which the servers take turns, and resident memory at the end.
 ``cold``: the first request of a service that has just been started, of a session that its bank has.
 ``library``: a new interpreter whose modules are compiled, as those of an installed package are, from
 ``import memory_bank`` to its first context; ``Memory.context`` between folds.
@@ -20,7 +22,6 @@ import json
 import multiprocessing
 import os
 import random
-import shutil
 import socket
 import statistics
 import subprocess
@@ -34,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import Service, command_line, cpu_ms, print_head, print_row, resident_mb, words
+from integrations import HOME
+from integrations import environment as installed
 from workload import beginning, interaction, request_of
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
@@ -53,6 +56,22 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "messages": {"type": "message", "role": "assistant", "content": [], "stop_reason": "end_turn"},
 }  # fmt: skip
+PEERS = {  # the distribution of a proxy, its command, and what it needs of the environment
+    "LiteLLM": (
+        "litellm[proxy]",
+        "{bin}/litellm --model openai/gpt-5 --api_base {url}/v1 --port {port}",
+        {
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # or it does not start
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it asks the network
+            "OPENAI_API_KEY": "k",
+        },
+    ),
+    "Headroom": (
+        "headroom-ai[proxy]",
+        "{bin}/headroom proxy --port {port} --openai-api-url {url} --anthropic-api-url {url} --no-http2",
+        {"HOME": "{folder}", "HEADROOM_TELEMETRY": "off", "HF_HUB_OFFLINE": "1"},
+    ),
+}
 TOKENS = 480  # of a call and its result
 REST = 0.5  # seconds for what is done after an answer
 RELAY = """
@@ -102,6 +121,8 @@ BETWEEN = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 import random, statistics
+from integrations import HOME
+from integrations import environment as installed
 from workload import beginning, interaction
 from memory_bank import Memory
 rng, calls = random.Random(0), int(sys.argv[2])
@@ -167,9 +188,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(command: list[str], port: int) -> Iterator[tuple[int, int]]:
+def started(
+    command: list[str], port: int, environment: dict[str, str] | None = None
+) -> Iterator[tuple[int, int]]:
     """The port and the process of a server that is not ours."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=nothing, stderr=nothing, env=environment)
     try:
         for _ in range(600):
             with suppress(OSError):
@@ -241,7 +265,15 @@ def ours(stack: ExitStack, url: str, strategy: str, python: str) -> tuple[int, i
     return service.port, service.process.pid
 
 
-def proxy_part(sizes: list[int], routes: list[str], requests: int, rounds: int, against: str | None) -> None:
+def version_of(python: Path, distribution: str) -> str:
+    """The version of a distribution that an interpreter has."""
+    shown = f"import importlib.metadata as m; print(m.version({distribution.partition('[')[0]!r}))"
+    return subprocess.run([python, "-c", shown], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def proxy_part(
+    sizes: list[int], routes: list[str], requests: int, rounds: int, against: str | None, *, peers: bool
+) -> None:
     """CPU of a request."""
     with ExitStack() as stack:
         url = stack.enter_context(upstream())
@@ -253,12 +285,19 @@ def proxy_part(sizes: list[int], routes: list[str], requests: int, rounds: int, 
             if python:
                 servers[f"ours, no strategy{name}"] = ours(stack, url, "no_strategy", python)
                 servers[f"ours, memory{name}"] = ours(stack, url, "memory_bank", python)
-        if litellm := shutil.which("litellm"):
+        for name, (distribution, command, environment) in PEERS.items() if peers else ():
+            python = installed(HOME / "peers" / name.lower(), [distribution])
             port = free_port()
-            os.environ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # or it does not start
-            os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_API_KEY": "k"}  # nor answers
-            command = [litellm, "--model", "openai/gpt-5", "--api_base", f"{url}/v1", "--port", str(port)]
-            servers["LiteLLM"] = stack.enter_context(started(command, port))
+            values = {
+                "bin": python.parent,
+                "url": url,
+                "port": port,
+                "folder": stack.enter_context(tempfile.TemporaryDirectory()),
+            }
+            made = [part.format(**values) for part in command.split()]
+            own = os.environ | {key: value.format(**values) for key, value in environment.items()}
+            server = stack.enter_context(started(made, port, own))
+            servers[f"{name} {version_of(python, distribution)}"] = server
         print_head(
             "CPU ms a request", "API", *(f"{size:,} tokens" for size in sizes), "memory", "resident MB"
         )
@@ -337,12 +376,13 @@ def main() -> None:
     parser.add_argument("--apis", type=words, default="chat,responses,messages")
     parser.add_argument("--requests", type=int, default=20, help="of an agent")
     parser.add_argument("--rounds", type=int, default=2, help="in which the servers take turns")
+    parser.add_argument("--peers", action="store_true", help="other proxies, too")
     parser.add_argument("--against", help="an interpreter that imports another version")
     args = parser.parse_args()
     part, apis = (words(v) if isinstance(v, str) else v for v in (args.part, args.apis))
     sizes = [int(n) for n in (words(args.tokens) if isinstance(args.tokens, str) else args.tokens)]
     if "proxy" in part:
-        proxy_part(sizes, apis, args.requests, args.rounds, args.against)
+        proxy_part(sizes, apis, args.requests, args.rounds, args.against, peers=args.peers)
     if "cold" in part:
         cold_part(sizes, args.against)
     if "library" in part:

@@ -107,17 +107,20 @@ def fill(where: str, count: int, in_session: int) -> dict[str, float]:
     index.settle_all(database)
     seconds += time.perf_counter() - began
     for n in range(1, copies):
+        vacuum(database, "FULL" if n == 1 else "")
         copy(database, n, distinct, terms)
         index.settle_all(database)
-        if (
-            database.ranks
-        ):  # as PostgreSQL does by itself, each minute: it reuses the place of what is in blocks now
-            engine = sa.create_engine(database.url, isolation_level="AUTOCOMMIT")
-            with engine.connect() as c:
-                c.execute(sa.text("VACUUM words"))
-            engine.dispose()
     database.close()
     return {"fill": seconds / distinct, "raw": raw / distinct}
+
+
+def vacuum(database: Database, how: str) -> None:
+    """Let PostgreSQL use the place of words that are in blocks now, as it does by itself within minutes."""
+    if database.ranks:
+        engine = sa.create_engine(database.url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as c:
+            c.execute(sa.text(f"VACUUM {how} words"))
+        engine.dispose()
 
 
 def copy(database: Database, number: int, count: int, terms: list[dict[str, Any]]) -> None:
