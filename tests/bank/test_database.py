@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 import sqlalchemy as sa
@@ -17,7 +17,6 @@ from tests.bank.test_steps import a_step
 from tests.contracts.stores import a_record, together
 from tests.postgres import python
 
-from memory_bank.bank import schema as schema_module
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
@@ -305,29 +304,40 @@ def test_a_process_beside_one_that_brings_the_bank_to_a_newer_schema_stores_noth
     new.close()
 
 
-def test_an_opening_that_waits_in_vain_for_another_says_so(bank_url, monkeypatch):
-    postgres_module = pytest.importorskip("memory_bank.bank.postgres")
-    database = Database(bank_url)
-    age(database, "9")
-    for each in (module, postgres_module):
-        monkeypatch.setattr(each, "CREATION_TIMEOUT_MS", 100)
-    with database._transaction(creating=True) as c:
-        c.exec_driver_sql("UPDATE schema_version SET version_num = version_num")
-        with pytest.raises(DatabaseOpenError, match="another process has been bringing it to another schema"):
-            Database(bank_url)
-    database.close()
-    Database(bank_url).close()
+@pytest.mark.long  # a minute
+def test_an_opening_that_waits_in_vain_for_another_says_so(tmp_path, postgres_url):
+    banks = [Database(url) for url in (tmp_path / "bank.db", postgres_url)]
+    with ThreadPoolExecutor() as pool, ExitStack() as held:
+        for database in banks:
+            age(database, "9")
+            c = held.enter_context(database._transaction(creating=True))
+            c.exec_driver_sql("UPDATE schema_version SET version_num = version_num")
+            if database.ranks:  # else the server ends a transaction in which nothing happens
+                c.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+        for waits in [pool.submit(Database, database.url) for database in banks]:
+            with pytest.raises(
+                DatabaseOpenError, match="another process has been bringing it to another schema"
+            ):
+                waits.result()
+    for database in banks:
+        database.close()
+        Database(database.url).close()
 
 
-def test_a_long_way_to_this_schema_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
-    database = Database(tmp_path / "bank.db")
+@pytest.mark.long  # it sleeps
+def test_a_long_way_to_this_schema_tells_how_far_it_is(postgres_url, caplog):
+    database = Database(postgres_url)
     FactStore(database, "s").store_many([a_record(1)])
     InsightStore("lexical", database, "s").add_many([Insight(a_record(1).trace_id, "It is late.")])
     age(database, "8")
+    with database._transaction(creating=True) as c:  # a slow server
+        c.exec_driver_sql(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(6); RETURN NULL; END';"
+            "CREATE TRIGGER slow AFTER DELETE ON insights EXECUTE FUNCTION slow()"
+        )
     database.close()
-    monkeypatch.setattr(schema_module, "_TELL_EACH", -1.0)
     with caplog.at_level(logging.INFO, "memory_bank.Database"):
-        Database(tmp_path / "bank.db").close()
+        Database(postgres_url).close()
     assert [r.getMessage().partition(" is brought ")[2] for r in caplog.records] == [
         f"from schema 8 to schema {VERSION}; others wait",
         "to schema 9: 1 of 1 summaries",
@@ -476,10 +486,11 @@ def test_a_kill_loses_no_acknowledged_record(tmp_path):
     assert store.get_many(list(store.steps())) == [a_record(n) for n in stored]
 
 
-def test_a_locked_database_refuses_once_and_works_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BUSY_TIMEOUT_MS", 50)
+def test_a_locked_database_refuses_once_and_works_later(tmp_path):
     store = FactStore(Database(tmp_path / "bank.db"))
     store.store(a_record(1))
+    with store.database.write() as c:
+        c.exec_driver_sql("PRAGMA busy_timeout=50")
     other = sqlite3.connect(tmp_path / "bank.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StorageError, match="locked; nothing was changed") as caught:

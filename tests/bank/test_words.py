@@ -31,15 +31,11 @@ NAMES = ("red", "green", "blue", "black", "white", "ORD-1", "ORD-2", "ORD-3")
 
 
 @pytest.fixture
-def block_size(monkeypatch):
-    """Sets how many insights a block has."""
-    return lambda size: monkeypatch.setattr(words, "BLOCK", size)
-
-
-@pytest.fixture
-def small(block_size):
-    """Blocks of few insights."""
-    block_size(8)
+def small(bank):
+    """A database whose blocks have few insights."""
+    database = bank.database()
+    database.block_size = 8
+    return database
 
 
 def opened(database, name, namespace=None):
@@ -77,11 +73,11 @@ def test_a_block_gives_back_what_it_was_made_of(texts):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_rank_as_rows_do(bank, seed, small, block_size):
+def test_blocks_rank_as_rows_do(seed, small):
     """Sessions of two namespaces write, replace, forget and clear; a bank that has no blocks and keeps no words between
     searches is the reference."""
     random_ = random.Random(seed)
-    database, plain = bank.database(), Database()
+    database, plain = small, Database()
     plain.kept_words = LRUCache(0, lambda rows: rows.bytes)
     sessions = {"a": None, "b": None, "x/c": "x", "x/d": "x"}
     ids = {name: [] for name in sessions}
@@ -92,7 +88,6 @@ def test_blocks_rank_as_rows_do(bank, seed, small, block_size):
         text = " ".join(random_.choices(NAMES, k=4))
         new = [InteractionRecord.create(n, "get", {"n": n % 5}, f"{text} {k}") for k in range(3)]
         for each in (database, plain):
-            block_size(8 if each is database else 4_096)
             facts, insights = opened(each, name, sessions[name])
             if verb == "add":
                 facts.store_many(new)
@@ -140,8 +135,8 @@ def test_a_search_reads_words_that_it_has_kept_once_and_keeps_a_bounded_size(ban
     assert mine.rank("ORD-2 apple")[0].trace_id == first[0].trace_id
 
 
-def test_what_is_deleted_leaves_no_words(bank, small):
-    database = bank.database()
+def test_what_is_deleted_leaves_no_words(small):
+    database = small
     ids = fill(database, "a", [f"{name} apple" for name in NAMES])
     fill(database, "b", [f"{name} pear" for name in NAMES])
     assert count(database, blocks) > 0
@@ -156,12 +151,11 @@ def test_what_is_deleted_leaves_no_words(bank, small):
     assert list(verify(database)) == []
 
 
-def test_two_processes_make_one_block_of_the_same_rows(bank_url, small, block_size):
+def test_two_processes_make_one_block_of_the_same_rows(bank_url):
     first, second = Database(bank_url), Database(bank_url)
-    block_size(64)
     fill(first, "a", [f"{n} apple" for n in range(60)])
     fill(first, "b", [f"{n} pear" for n in range(60)])
-    block_size(16)
+    first.block_size = second.block_size = 16
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(words.settle_all, [first, second] * 2))
     heads = first.column(sa.select(blocks.c.body).where(blocks.c.bucket == -1))
@@ -176,29 +170,29 @@ def test_two_processes_make_one_block_of_the_same_rows(bank_url, small, block_si
 
 DIES = """
 import sys
-from memory_bank.bank import words
 from tests.bank.test_words import Database, fill
-words.BLOCK = 16
-fill(Database(sys.argv[1]), "a", [f"{n} apple" for n in range(20)])
+database = Database(sys.argv[1])
+database.block_size = 16
+fill(database, "a", [f"{n} apple" for n in range(20)])
 """
 
 
-def test_a_process_that_dies_while_it_makes_a_block_loses_nothing(bank_url, block_size):
+def test_a_process_that_dies_while_it_makes_a_block_loses_nothing(bank_url):
     Database(bank_url).close()
     env = {**os.environ, "MEMORY_BANK_FAULT": "seal.executed:1"}
     done = subprocess.run([sys.executable, "-c", DIES, bank_url], env=env, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     database = Database(bank_url)
     assert (count(database, blocks), count(database, rows_of_words)) == (0, 20)
-    block_size(16)
-    words.settle(database, "a")
+    database.block_size = 16
+    words.settle(database, "a", 16)
     assert count(database, rows_of_words) == 4
     assert len(InsightStore("lexical", database, "a").rank("apple")) == 20
     database.close()
 
 
-def test_an_import_takes_the_words_to_its_namespace(bank, small):
-    database = bank.database()
+def test_an_import_takes_the_words_to_its_namespace(small):
+    database = small
     fill(database, "a", [f"{name} apple" for name in NAMES])
     lines = [json.dumps(line) for line in export_lines(database, "a")]
     head = json.loads(lines[0])
@@ -213,8 +207,8 @@ def test_an_import_takes_the_words_to_its_namespace(bank, small):
     }
 
 
-def test_a_fork_has_the_words_of_its_beginning(bank, small):
-    database = bank.database()
+def test_a_fork_has_the_words_of_its_beginning(small):
+    database = small
     ids = fill(database, "a", [f"{name} apple" for name in NAMES])
     assert count(database, block_sessions) == 1
     database.open_session("f")
@@ -228,8 +222,8 @@ def test_a_fork_has_the_words_of_its_beginning(bank, small):
     assert list(verify(database)) == []
 
 
-def test_words_that_are_missing_or_damaged_are_named_and_mended(bank, small):
-    database = bank.database()
+def test_words_that_are_missing_or_damaged_are_named_and_mended(small):
+    database = small
     fill(database, "a", [f"{name} apple" for name in NAMES])
     with database.write() as c:
         c.execute(sa.update(blocks).where(blocks.c.bucket >= 0).values(body=b"damaged"))
@@ -243,8 +237,8 @@ def test_words_that_are_missing_or_damaged_are_named_and_mended(bank, small):
     assert InsightStore("lexical", database, "a").rank("ORD-2")[0].why == "words"
 
 
-def test_a_record_in_a_damaged_block_can_be_forgotten(bank, small):
-    database = bank.database()
+def test_a_record_in_a_damaged_block_can_be_forgotten(small):
+    database = small
     ids = fill(database, "a", [f"{name} apple" for name in NAMES])
     with database.write() as c:
         c.execute(sa.update(blocks).values(body=b"damaged"))
@@ -254,8 +248,8 @@ def test_a_record_in_a_damaged_block_can_be_forgotten(bank, small):
     assert InsightStore("lexical", database, "a").rank("ORD-2")[0].why == "words"
 
 
-def test_terms_of_a_wrong_length_are_told_and_stop_no_step(bank, small):
-    database = bank.database()
+def test_terms_of_a_wrong_length_are_told_and_stop_no_step(small):
+    database = small
     fill(database, "a", NAMES[:4])
     with database.write() as c:
         c.execute(sa.update(rows_of_words).where(rows_of_words.c.seq == 2).values(terms=b"x" * 23))

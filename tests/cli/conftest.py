@@ -39,14 +39,13 @@ class Result:
 class Cli:
     """``cli("lab", "replay", path)`` and ``cli.bank(db, "sessions")`` run a verb in this process."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
 
     def __call__(self, *args: Any) -> Result:
         self._capsys.readouterr()
-        self._monkeypatch.setattr(sys, "argv", ["memory-bank", *map(str, args)])
         with pytest.raises(SystemExit) as ended:
-            main()
+            main([*map(str, args)])
         out, err = self._capsys.readouterr()
         assert "Traceback" not in err
         return Result(int(ended.value.code or 0), out, err)
@@ -67,7 +66,7 @@ def port():
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
     """The command line, with a data directory of the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    return Cli(monkeypatch, capsys)
+    return Cli(capsys)
 
 
 # Loopback has no TLS. Clients would load all of the system's certificates, which takes 30 ms for each of them.

@@ -1,11 +1,10 @@
 """The verbs on a bank, as its user meets them."""
 
-import io
 import json
-import sys
+import subprocess
 
 import pytest
-from tests.cli.conftest import ODD, line, run_of, write
+from tests.cli.conftest import COMMAND, ODD, environment, line, run_of, write
 from tests.embedding_server import EmbeddingServer
 
 from memory_bank.bank.database import Database
@@ -106,12 +105,11 @@ def test_what_is_no_bank(cli, two):
     assert "secret" not in cli.bank("mysql://me:secret@host/x", "sessions").sentence()
 
 
-def test_show_raw_is_the_output_byte_for_byte(cli, odd, monkeypatch):
+def test_show_raw_is_the_output_byte_for_byte(odd):
     db, trace_id = odd
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
-    assert cli.bank(db, "show", trace_id, "--raw").code == 0
-    assert written.getvalue() == ODD.encode("utf-8", "surrogatepass")
+    command = [*COMMAND, "bank", "show", "--db", str(db), trace_id, "--raw"]
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=120, check=True)
+    assert done.stdout == ODD.encode("utf-8", "surrogatepass")
 
 
 def test_nothing_reaches_the_terminal_raw(cli, odd):

@@ -25,10 +25,9 @@ from memory_bank.config import Config
 from memory_bank.context.evidence import quotes_by_text
 from memory_bank.errors import ConfigError
 from memory_bank.selection.cutting import cut_text
-from memory_bank.selection.index import EvidenceIndex
-from memory_bank.selection.thread import Thread
 from memory_bank.transcript.messages import MessageKind, kind_of
 from memory_bank.transcript.pairing import pairing_errors
+from memory_bank.transcript.tokens import approximate_counter
 
 LOCAL = {
     "selection": "evidence",
@@ -462,24 +461,37 @@ def test_without_the_tool_its_tokens_go_to_evidence():
     assert sum(quoted(None, b) for b in budgets) > sum(quoted(TOOL_SCHEMAS, b) for b in budgets)
 
 
-@pytest.mark.parametrize("broken", ["select", "add", "tell"])
-def test_a_failure_of_the_selection_leaves_the_thread_and_the_latest_turns(broken, monkeypatch, caplog):
-    def fail(*_args, **_kwargs):
-        raise ZeroDivisionError("PAY-1 is secret")
+class BrokenCounter:
+    """A user's own counter, that fails on a text."""
 
-    where = {
-        "select": (EvidenceIndex, "select"),
-        "add": (EvidenceIndex, "add_call"),
-        "tell": (Thread, "tell"),
-    }
-    monkeypatch.setattr(*where[broken], fail)
+    name, approximate = "own", True
+
+    def __init__(self, text):
+        self.text, self.whole = text, approximate_counter()
+        self.count_message = self.whole.count_message
+
+    def count_text(self, text):
+        if self.text in text:
+            raise ZeroDivisionError("PAY-1 is secret")
+        return self.whole.count_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "lists"),
+    [
+        pytest.param("customer…", True, id="select"),
+        pytest.param("ORD-3012", True, id="add"),
+        pytest.param("Calls so far", False, id="tell"),
+    ],
+)
+def test_a_failure_of_the_selection_leaves_the_thread_and_the_latest_turns(text, lists, caplog):
     messages = [system(), user("Refund them."), *orders(8), *issued(1), *orders(3, start=8)]
-    state = MemoryBankState("lexical")
+    state = MemoryBankState("lexical", counter=BrokenCounter(text))
     context, tokens = apply(messages, state, history_budget=4_000)
     assert pairing_errors(context) == []
     assert context[-2:] == messages[-2:]
     assert tokens <= state.last_plan.full_tokens
-    if broken != "tell":
+    if lists:
         assert told(context, "issue_refund", "ORD-1001")
     else:
         assert context[-6:] == messages[-6:]

@@ -40,10 +40,11 @@ HANDLERS = {"get_order": get_order, "get_parcel": get_parcel}
 
 
 @pytest.fixture
-def callbacks(monkeypatch):
+def callbacks():
     """LiteLLM's callbacks, which are none at first."""
-    monkeypatch.setattr(litellm, "callbacks", [])
-    return litellm.callbacks
+    assert litellm.callbacks == []
+    yield litellm.callbacks
+    litellm.callbacks.clear()
 
 
 @pytest.fixture

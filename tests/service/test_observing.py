@@ -84,9 +84,8 @@ def test_records_of_sessions_that_nobody_touches_any_more(
 
 
 def test_one_thread_for_all_sessions_of_a_service(
-    configured: Any, bank_url: str, model: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    configured: Any, bank_url: str, model: ScriptedServer
 ) -> None:
-    monkeypatch.setattr("memory_bank.bank.worker.LONGEST_SLEEP", 600.0)  # it is woken, or comes too late
     config = configured({"mine": BACKGROUND}, strategy="mine", upstream=model.base_url, database=bank_url)
     with TestClient(create_app(config)) as client:
         service = client.app.state.service

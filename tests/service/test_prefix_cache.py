@@ -28,7 +28,7 @@ def served(script, tmp_path, prices=None, **service):
 
 
 def cache_of(p, name="a"):
-    return p.service.sessions._processor.state("memory_bank", name).prefix_cache
+    return p.service.sessions.processor.state("memory_bank", name).prefix_cache
 
 
 def step(p, messages, *headers, model="m", path=CHAT, **members):
@@ -187,7 +187,7 @@ def test_only_a_prefix_that_should_be_cached_counts(tmp_path):
 def test_what_the_provider_reports_is_what_a_session_has_paid(tmp_path, works):
     with served(Cached(works=works), tmp_path) as (_, p):
         done = [step(p, [*START, *LONG[:n]]) for n in (4, 6, 8)]
-        ledger = p.service.sessions._processor.state("memory_bank", "a").ledger
+        ledger = p.service.sessions.processor.state("memory_bank", "a").ledger
         assert {e.memory for e in done} == {"unchanged"}
         share = ledger.last.paid / done[-1].step.tokens
         assert 0.1 < share < 0.5 if works else 0.9 < share < 1.1
@@ -226,7 +226,7 @@ def test_the_answer_is_not_kept_waiting_by_a_step_of_the_session(tmp_path):
     """What is reported is taken on the event loop, while a step may hold the session's lock."""
     with served(Cached(), tmp_path) as (_, p):
         done = step(p, [*START, *LONG])
-        state = p.service.sessions._processor.state("memory_bank", "a")
+        state = p.service.sessions.processor.state("memory_bank", "a")
         with state.lock:
             done.step.state.prefix_cache.answered(done.step.sent_context, 5_000)
         assert done.step.sent_context.is_answered
@@ -304,7 +304,7 @@ def test_a_chat_that_tells_nothing_of_its_cache_is_charged_as_one_that_caches(tm
     with served(lambda body: Reply("ok", usage=(len(json.dumps(body)) // 4, 5)), tmp_path) as (_, p):
         for n in range(2, 9):
             step(p, [*START, *rounds(n, size=6_000)])
-        ledger = p.service.sessions._processor.state("memory_bank", "a").ledger
+        ledger = p.service.sessions.processor.state("memory_bank", "a").ledger
     assert ledger.full < 2 * 8 * 6_000 / 4
 
 

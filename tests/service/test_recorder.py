@@ -14,19 +14,20 @@ from memory_bank.bank.sqlite import Sqlite
 from memory_bank.bank.steps import get_step, list_steps, steps_shown
 from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
-from memory_bank.service.page import recorder as recording
 from memory_bank.service.page.recorder import ANSWERS, Recorder
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.sessions import Sessions
 
 
 class Away(Sqlite):
-    """A database that can be away."""
+    """A database that can be away, or broken."""
 
-    away = False
+    away = broken = False
     refused = 0
 
     def write(self, *, erasing=False):
+        if self.broken:
+            raise ValueError("secret")
         if self.away:
             self.refused += 1
             raise StorageError("the server went away; nothing was changed.")
@@ -144,23 +145,23 @@ def test_a_database_that_is_away_is_waited_for_and_told_of_once(database, sessio
     assert len(said) == 1
 
 
-def test_a_step_that_cannot_be_written_costs_no_later_one(database, sessions, recorder, told, monkeypatch):
-    def fails(*_):
-        raise ValueError("secret")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(recording, "add_steps", fails)
-        sessions.rebuild(None, "a", orders(2))
-        assert recorder.drain(30)
+def test_a_step_that_cannot_be_written_costs_no_later_one(database, sessions, recorder, told):
+    made = sessions.rebuild(None, "a", orders(2))
+    assert recorder.drain(30)
+    database.broken = True
+    recorder.take(made)
+    assert recorder.drain(30)
+    database.broken = False
     sessions.rebuild(None, "a", orders(3))
     assert recorder.drain(30)
-    assert (numbers(database), recorder.lost) == ([1], 1)
+    assert (numbers(database), recorder.lost) == ([1, 2], 1)
     (warning,) = [r.getMessage() for r in told if r.levelname == "WARNING"]
     assert warning == "1 steps could not be recorded for the page (ValueError)"
 
 
 def test_patience_ends(database, sessions, told):
-    recorder = Recorder(database, 100, patience=0.3)
+    recorder = Recorder(database, 100)
+    recorder.patience = 0.3
     made = sessions.rebuild(None, "a", orders(3))
     database.away = True
     recorder.take(made)
@@ -172,11 +173,11 @@ def test_patience_ends(database, sessions, told):
     assert any("1 steps could not be recorded" in r.getMessage() for r in told)
 
 
-def test_too_many_that_wait_are_let_go_the_oldest_first(database, sessions, recorder, monkeypatch):
+def test_too_many_that_wait_are_let_go_the_oldest_first(database, sessions, recorder):
     made = sessions.rebuild(None, "a", orders(3))
     assert recorder.drain(30)
-    monkeypatch.setattr(recording, "WAITING", 50)
     recorder = Recorder(database, 0)
+    recorder.most = 50
     database.away = True
     for n in range(200):
         recorder.take(replace(made, tokens=n))
@@ -184,9 +185,9 @@ def test_too_many_that_wait_are_let_go_the_oldest_first(database, sessions, reco
     assert lost > 0
     database.away = False
     assert recorder.drain(30)
-    found = [s.tokens for s in list_steps(database, "a", limit=500)][1:]  # the first is the session's own
-    assert len(found) == 200 - lost
-    assert found == sorted(found) and found[-1] == 199
+    stored = [s.tokens for s in list_steps(database, "a", limit=500)][1:]  # the first is the session's own
+    assert len(stored) == 200 - lost
+    assert stored == sorted(stored) and stored[-1] == 199
     recorder.close()
 
 
@@ -201,7 +202,8 @@ def test_what_waits_is_written_when_it_ends(database, sessions, recorder):
 
 
 def test_closing_does_not_wait_for_a_database_that_is_away(database, sessions):
-    recorder = Recorder(database, 100, patience=600)
+    recorder = Recorder(database, 100)
+    recorder.patience = 600
     made = sessions.rebuild(None, "a", orders(3))
     database.away = True
     for _ in range(5):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.service.proxied import post, scripted
 from tests.service.requests import PATHS, body_of
 from tests.service.tasks import TOOLS, get_order
 
-from memory_bank import processor
+from memory_bank import MemoryProcessor
 from memory_bank.context import gate
-from memory_bank.context.build import Policy
 from memory_bank.plan import Choice
 from memory_bank.testing import say
 from memory_bank.transcript.turns import WHOLE, Edit
@@ -32,17 +33,23 @@ def leaves_nothing_of_a_message(view, _session):
     return Choice(keep_all=True, edits={at: Edit({WHOLE: None}, None, 0)}, may_cost_more=True)
 
 
-@pytest.fixture
-def decides_by(monkeypatch):
-    """Puts a function that chooses in the place of every strategy."""
-    return lambda choose: monkeypatch.setattr(processor, "policy_of", lambda *_: Policy("broken", choose))
+class Broken(MemoryProcessor):
+    """Applies a strategy that breaks a rule."""
+
+    def __init__(self, choose, *args):
+        super().__init__(*args)
+        self.choose = choose
+
+    def begin(self, key, *args):
+        session, policy = super().begin("no_strategy", *args)
+        return session, replace(policy, choose=self.choose)
 
 
 @pytest.mark.parametrize("api", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_rule_that_a_strategy_breaks_is_named_and_counted(tmp_path, decides_by, api, stream):
-    decides_by(empties_a_result)
+def test_a_rule_that_a_strategy_breaks_is_named_and_counted(tmp_path, api, stream):
     with scripted([say("ok")] * 3, tmp_path, inject_tools=False, cache_markers="off") as (server, p):
+        p.service.sessions.processor = Broken(empties_a_result, p.service.config)
         for count in (4, 5, 6):
             body = {"model": "m", **body_of(api, OUTPUTS[:count], TOOLS), "stream": stream}
             came = post(p.port, PATHS[api], body, b"x-memory-session: s")
@@ -71,19 +78,19 @@ def test_a_rule_that_a_strategy_breaks_is_named_and_counted(tmp_path, decides_by
 @pytest.mark.parametrize(
     ("choose", "rule"), [(empties_a_result, gate.EMPTY), (leaves_nothing_of_a_message, gate.ENTRY)]
 )
-def test_the_plan_names_the_rule_in_the_library_and_in_the_api(tmp_path, decides_by, choose, rule):
-    decides_by(choose)
+def test_the_plan_names_the_rule_in_the_library_and_in_the_api(tmp_path, choose, rule):
     chat = body_of("chat", OUTPUTS[:4], TOOLS)["messages"]
     chat[2:2] = [{"role": "assistant", "content": "I look."}, {"role": "user", "content": "Go on."}]
-    made = processor.MemoryProcessor()
+    made = Broken(choose)
     assert made.apply_strategy(chat)[0] == chat
-    plan = made.state(made.config.default_strategy).last_plan
+    plan = made.state("no_strategy").last_plan
     assert (plan.unchanged, plan.rule, plan.why_unchanged) == (
         True,
         rule,
         f"{WORSE.partition(':')[0]}: {rule}",
     )
     with scripted([], tmp_path) as (_, p):
+        p.service.sessions.processor = Broken(choose, p.service.config)
         built = p.ask("/v1/sessions/s/context", "POST", {"messages": chat}).json()
         assert built["messages"] == chat
         assert (

@@ -156,6 +156,7 @@ class Database:
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
         self.searches: LRUCache[Hashable, object] = LRUCache(16)  # vectors of namespaces
         self.kept_words: LRUCache[Hashable, Any] = LRUCache(_KEPT, lambda rows: rows.bytes)  # see ``words``
+        self.block_size = 4_096  # insights of a block of words
         self.loose_words = 0  # stored since it was last looked whether they make a block
         self.is_lost = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed

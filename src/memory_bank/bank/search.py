@@ -31,7 +31,7 @@ from memory_bank.bank.schema import (
     sum_of,
 )
 from memory_bank.bank.terms import bm25, terms_of_query
-from memory_bank.bank.words import BLOCK, DAMAGED, Indexed, namespace_of, read_index, settle
+from memory_bank.bank.words import DAMAGED, Indexed, namespace_of, read_index, settle
 from memory_bank.errors import StorageError
 from memory_bank.models.lexical import Hashes
 from memory_bank.ports import Scope
@@ -163,8 +163,8 @@ class InsightSearch:
             is_known(c, self.database.name, self.embedder_name, None)
             parts = in_parts(list(exclude))
             excluded = [seq for p in parts for seq in c.execute(_SEQS, {"session": own, "ids": p}).scalars()]
-        if index.loose >= 2 * BLOCK:  # as after an import, or in a bank of an older form
-            settle(self.database, own, most=8)
+        if index.loose >= 2 * self.database.block_size:  # as after an import, or in a bank of an older form
+            settle(self.database, own, index.loose, most=8)
         words, near, most = _compare_words(index, terms, own)
         shown = ~np.isin(index.seqs, excluded)
         scores, alike = near / most, np.zeros(len(near), bool)

@@ -1,10 +1,10 @@
 """The words' index, in the database: which insights of a scope have the terms of a query, and how they are kept.
 
-The terms of a new insight are a row of ``words``. As soon as a namespace has BLOCK such rows, they become a block
-(``seal``): the terms of all of them, in BUCKETS parts by the first bits of a term, so that a search reads a few parts
-of each block, whatever the process has read before. Rows that are in no block yet are kept by a process that has read
-them, 6 MiB in all, and each search asks the database which of them are still there. Whoever deletes an insight
-takes its block apart first (``delete_insights``): a block has no words of what is not there.
+The terms of a new insight are a row of ``words``. As soon as a namespace has ``block_size`` such rows, they become a
+block (``seal``): the terms of all of them, in BUCKETS parts by the first bits of a term, so that a search reads a few
+parts of each block, whatever the process has read before. Rows that are in no block yet are kept by a process that
+has read them, 6 MiB in all, and each search asks the database which of them are still there. Whoever deletes an
+insight takes its block apart first (``delete_insights``): a block has no words of what is not there.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ from memory_bank.errors import StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.lexical import Hashes
 
-BLOCK = 4_096
-"""Insights of a block."""
 BUCKETS = 256
 _SHIFT = np.uint32(24)
 _ROWS = -1  # the bucket that says which insights a block has
@@ -150,10 +148,10 @@ def seal(database: Database, namespace: str) -> bool:
 
     Nothing happens where another process does the same. Insights that wait for a better summary are left out.
     """
-    oldest = _LOOSE.where(~waits).limit(BLOCK)
+    oldest = _LOOSE.where(~waits).limit(database.block_size)
     with database.read() as c:
         rows = c.execute(oldest, {"namespace": namespace}).all()
-    if len(rows) < BLOCK:
+    if len(rows) < database.block_size:
         return False
     new = LooseWords().extended(rows)
     block = _Rows(new.names, new.seqs, new.session.astype(np.uint16), new.place, new.heads)
@@ -180,10 +178,10 @@ class _TakenMeanwhile(Exception):
     """Another process has made a block of these words, or has deleted some."""
 
 
-def settle(database: Database, session_id: str, added: int = BLOCK, most: int = 1) -> None:
+def settle(database: Database, session_id: str, added: int, most: int = 1) -> None:
     """Make at most so many blocks of the words of a session's namespace; it is looked at after so many ``added``."""
     database.loose_words += added
-    if database.loose_words >= BLOCK // 8:
+    if database.loose_words >= database.block_size // 8:
         database.loose_words = 0
         with database.read() as c:
             namespace = namespace_of(c, session_id)
@@ -200,7 +198,7 @@ def settle_all(database: Database) -> None:
 def _settle(database: Database, namespace: str, most: int | None = None) -> None:
     many = count_of(words).where(_w.namespace == namespace)
     with suppress(StorageError, *DAMAGED):  # they stay as they are
-        while most != 0 and not database.read_only and (database.value(many) or 0) >= BLOCK:
+        while most != 0 and not database.read_only and (database.value(many) or 0) >= database.block_size:
             most = None if most is None else most - 1
             if not seal(database, namespace):
                 return

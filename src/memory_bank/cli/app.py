@@ -105,7 +105,7 @@ class _OneLineFormatter(logging.Formatter):
         return one_line(super().formatMessage(record), 2_000)
 
 
-def run() -> None:
+def run(args: list[str] | None) -> None:
     """Run a verb; exit code 0, 1 when it failed, 2 when it was used wrongly, 130 on Ctrl-C."""
     if sys.stdout is None:
         tell("standard output is closed: redirect it, to /dev/null for no output.")
@@ -114,7 +114,7 @@ def run() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     sys.unraisablehook = _press_again
-    code = _run()
+    code = _run(args)
     try:
         sys.stdout.flush()
     except OSError as e:
@@ -130,9 +130,9 @@ def _press_again(lost: Any) -> None:
         sys.__unraisablehook__(lost)
 
 
-def _run() -> int:
+def _run(args: list[str] | None) -> int:
     try:
-        code = int(app(prog_name="memory-bank", standalone_mode=False) or 0)
+        code = int(app(args, prog_name="memory-bank", standalone_mode=False) or 0)
         if code == 130:
             tell("stopped.")
         return code

@@ -166,7 +166,7 @@ class Sessions:
         self._on_rebuilt = rebuilt
         self._queued = queued
         self.traced = traced or (lambda operation, session_id: nullcontext())  # noqa: ARG005
-        self._processor = MemoryProcessor(config, self._open)
+        self.processor = MemoryProcessor(config, self._open)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         # sessions whose next preview only adds what is new
         self._previews: LRUCache[tuple[str, str], _Preview] = LRUCache(4)
@@ -244,7 +244,7 @@ class Sessions:
                 kept.control = is_control(self.database, session_id, share, stores=True)
             control = kept.control
             with kept.lock:  # the plan must be this step's
-                state, policy = self._processor.begin(key, session_id, client, model)
+                state, policy = self.processor.begin(key, session_id, client, model)
                 policy = replace(policy, choose=choose_all) if control else policy
                 state.prefix_cache.cached_for = cached_for
                 charged, form = state.ledger.last, None if history is None else history.form
@@ -256,7 +256,7 @@ class Sessions:
                 elif lineage is not None:
                     self.database.submit(partial(_go_on, lineage), session_id)
                 leaving, tokens, shown, parsed = apply_policy(seen, state, policy, tools, form, sends=sends)
-                self._processor.check_loops(state, parsed)
+                self.processor.check_loops(state, parsed)
                 shown = leaving if form is None else shown
                 plan = None if state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
@@ -367,7 +367,7 @@ class Sessions:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
         made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)
         made.stored = set(stored)
-        if (used := self._processor.state(key, session_id)) is not None:
+        if (used := self.processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
         if store is not None:
             copy_folds(self.database, made.memory.database, session_id)
@@ -589,10 +589,10 @@ class Sessions:
             kept, self._kept = self._kept, OrderedDict()
         for session in kept.items():
             self._close(*session)
-        self._processor.close()
+        self.processor.close()
 
     def _close(self, session_id: str, kept: _Kept | None) -> None:
-        self._processor.close(session_id)
+        self.processor.close(session_id)
         if kept is not None and kept.reader is not None:
             kept.reader.close()
 

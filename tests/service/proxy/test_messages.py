@@ -286,7 +286,7 @@ def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
         anchor = min(read[1:])  # all that a fold reads; every other request reads all of the one before
         assert anchor > 0
         assert [r == anchor for r in read[1:]] == folds[1:]
-        assert p.service.sessions._processor.state("memory_bank", exchange.session).prefix_cache.read == 0.1
+        assert p.service.sessions.processor.state("memory_bank", exchange.session).prefix_cache.read == 0.1
 
 
 def test_a_client_keeps_its_own_marks_and_gets_the_others_up_to_four(tmp_path):

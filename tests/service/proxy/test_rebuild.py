@@ -10,20 +10,22 @@ import threading
 import time
 
 import pytest
-from tests.chats import call, result, system, user
+from tests.chats import FOLDING, call, result, system, user
+from tests.embedding_server import EmbeddingServer, hashed_embedding
 from tests.examples import first_short
 
 from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
+from memory_bank.bank.listing import namespace_totals
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
-from memory_bank.errors import EmbeddingError
 from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import THREADS, Rebuilder
 from memory_bank.service.sessions import Sessions
+from memory_bank.testing import fail
 
 CHAT = DIALECTS[0]
 
@@ -113,20 +115,20 @@ def test_summaries_of_before_a_reset_do_not_come_after_it(configured, bank_url, 
 
 
 def test_an_embedder_that_fails_is_told_and_asked_again(configured, monkeypatch, caplog):
+    answers = iter([fail(400, "no vectors"), *[None] * 9])
     database = Database("")
-    sessions = Sessions(database, configured())
-    made = sessions.rebuild(None, "s", conversation(3))
-
-    def fails(*_):
-        raise EmbeddingError("the model gives no vectors")
-
-    with monkeypatch.context() as m, caplog.at_level(logging.WARNING, "memory_bank"):
-        m.setattr(InsightStore, "embed", fails)
-        sessions.finish(made)
-    assert "summaries wait for the next step" in caplog.text
-    sessions.finish(sessions.rebuild(None, "s", conversation(3)))
-    assert len(summaries(database)) == 3
-    sessions.close()
+    with EmbeddingServer(embed=lambda texts: next(answers) or hashed_embedding(texts)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        sessions = Sessions(database, configured({"memory_bank": {**FOLDING, "embedding_model": "openai:m"}}))
+        made = sessions.rebuild(None, "s", conversation(3))
+        with caplog.at_level(logging.WARNING, "memory_bank"):
+            sessions.finish(made)
+        assert "summaries wait for the next step" in caplog.text
+        assert not namespace_totals(database, None).insights
+        sessions.finish(sessions.rebuild(None, "s", conversation(3)))
+        assert namespace_totals(database, None).insights == 3
+        sessions.close()
 
 
 def test_a_loop_is_told_once_the_context_is_there(configured, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -20,7 +21,6 @@ from tests.service.proxy.test_messages import (
 )
 from tests.service.test_figures import BANK, BODIES
 
-from memory_bank.service.proxy import send
 from memory_bank.service.proxy.exchange import (
     FIRST_PAUSE,
     IN_VAIN,
@@ -32,7 +32,7 @@ from memory_bank.service.proxy.exchange import (
     THINKING_LEFT_OUT,
     TOOLS_REFUSED,
 )
-from memory_bank.service.proxy.send import TEMPORARY
+from memory_bank.service.proxy.send import LONGEST_HELD, TEMPORARY
 from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript import events
 
@@ -400,16 +400,20 @@ def test_a_temporary_error_in_a_stream_passes_as_it_comes(tmp_path, error):
         assert (came.status, came.body, len(upstream.got)) == (200, sent, 1)
 
 
-@routes
-def test_a_stream_that_is_only_kept_alive_passes_after_a_while(tmp_path, route, monkeypatch):
+@pytest.mark.long  # some seconds
+def test_a_stream_that_is_only_kept_alive_passes_after_a_while(tmp_path):
     """Else a client, or a proxy before it, would give up a model that thinks for long."""
-    monkeypatch.setattr(send, "LONGEST_HELD", 0.0)
-    path, body = BODIES[route]
-    pieces = [b": wait\n\n", b": still there\n\n"]
-    with raw(lambda got: chunked(*pieces, headers=(EVENTS,)), tmp_path) as (upstream, p):
-        came = post(p.port, path, {**body, "stream": True}, b"x-memory-session: a")
-        assert (came.status, came.body, len(upstream.got)) == (200, b"".join(pieces), 1)
-        assert came.header(b"x-memory-status") == b"rebuilt"
+    answer = chunked(b": wait\n\n", LONGEST_HELD + 1, b": still there\n\n", headers=(EVENTS,))
+
+    def asked(route):
+        path, body = BODIES[route]
+        return post(p.port, path, {**body, "stream": True}, b"x-memory-session: " + route.encode())
+
+    with raw(lambda got: answer, tmp_path) as (upstream, p), ThreadPoolExecutor() as pool:
+        for came in pool.map(asked, BODIES):
+            assert (came.status, came.body) == (200, b": wait\n\n: still there\n\n")
+            assert came.header(b"x-memory-status") == b"rebuilt"
+        assert len(upstream.got) == len(BODIES)
 
 
 def test_an_upstream_that_cannot_be_reached_is_asked_once(tmp_path):

@@ -25,10 +25,6 @@ log = logging.getLogger("memory_bank.Service")
 
 ANSWERS = 128
 """Answers that may wait to be read; beyond that the oldest goes that is no error, and at last the oldest."""
-WAITING = 100_000
-"""Steps that may wait for the database; beyond that, the oldest are dropped."""
-PATIENCE = 600.0
-"""Seconds for which writing a batch is retried."""
 _TOGETHER = 256  # steps in one transaction
 _GATHER = 0.2  # seconds to collect a batch
 _PAUSES = 0.2, 5.0  # seconds between attempts, the first and the longest
@@ -58,16 +54,15 @@ class Recorder:
     """Records steps; ``take`` costs a few microseconds.
 
     A thread reads the models' answers and writes steps together. ``kept`` is the number of latest steps per session
-    that keep the answer. ``redact`` hides secrets in a text. ``lost`` counts steps that could not be recorded.
+    that keep the answer. ``redact`` hides secrets in a text. Writing is retried for ``patience`` seconds; of more
+    than ``most`` steps that wait the oldest are dropped. ``lost`` counts steps that could not be recorded.
     """
 
-    def __init__(
-        self, database: Database, kept: int, *, redact: Callable[[str], str] = str, patience: float = PATIENCE
-    ) -> None:
+    def __init__(self, database: Database, kept: int, *, redact: Callable[[str], str] = str) -> None:
         self.database = database
         self.kept = kept
         self.redact = redact
-        self.patience = patience
+        self.patience, self.most = 600.0, 100_000
         self.lost = 0
         self._new: deque[_Waiting] = deque()
         self._answers: deque[_Waiting] = deque()  # of the new ones, those with an answer
@@ -96,7 +91,7 @@ class Recorder:
             if self._closing.is_set():
                 self.lost += 1
                 return
-            if self._open >= WAITING and self._new:
+            if self._open >= self.most and self._new:
                 self._pop()
                 self._open -= 1
                 self.lost += 1
