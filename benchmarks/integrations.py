@@ -27,13 +27,16 @@ from harness import command_line
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".venv-integrations"
 FRAMEWORKS = {  # the framework's distribution, and what the tests need besides the extra
-    "langchain": ("langchain", ["langchain-openai", "deepagents"]),
+    "langchain": (
+        "langchain",
+        ["langchain-openai", "langchain-anthropic", "langchain-google-genai", "deepagents"],
+    ),
     "openai_agents": ("openai-agents", []),
-    "pydantic_ai": ("pydantic-ai-slim", ["pydantic-ai-slim[openai]"]),
+    "pydantic_ai": ("pydantic-ai-slim", ["pydantic-ai-slim[anthropic,google,openai]"]),
     "smolagents": ("smolagents", ["smolagents[openai]"]),
     "anthropic": ("anthropic", []),
-    "google_adk": ("google-adk", ["litellm", "mcp"]),
-    "llama_index": ("llama-index-core", ["llama-index-llms-openai"]),
+    "google_adk": ("google-adk", ["anthropic", "litellm", "mcp"]),
+    "llama_index": ("llama-index-core", ["llama-index-llms-google-genai", "llama-index-llms-openai"]),
     "litellm": ("litellm", ["mcp"]),
 }
 PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -365,27 +365,30 @@ def test_of_a_turn_of_parallel_calls_only_the_chosen_ones_are_shown():
     assert not any(account in turn for account in in_list for turn in turns)  # once, not twice
 
 
-@pytest.mark.parametrize("sign", ["extra_content", "provider_specific_fields", "reasoning_details"])
+@pytest.mark.parametrize("sign", ["extra_content", "provider_specific_fields", "reasoning_details", "id"])
 def test_a_turn_of_parallel_calls_is_shown_with_the_call_that_has_its_signature(sign):
     """Gemini signs the first call of a turn, and refuses a turn of which only other calls come back."""
     chat = [system(), user("Settle what is open.")]
     for n in range(12):
-        turn = call(*((f"p{n}-{k}", "get_account", {"account": f"ACC-{n}{k}"}) for k in range(4)))
+        ids = [f"p{n}-{k}" for k in range(4)]
+        if sign == "id":  # as LiteLLM writes it
+            ids[0] += "__thought__c2lnbmF0dXJl"
+        turn = call(*((i, "get_account", {"account": f"ACC-{n}{k}"}) for k, i in enumerate(ids)))
         details = [{"type": "reasoning.encrypted", "id": f"p{n}-0", "data": "c2lnbmF0dXJl"}]
         if sign == "reasoning_details":
             turn[sign] = details
-        else:
+        elif sign != "id":
             turn["tool_calls"][0][sign] = {"google": {"thought_signature": "c2lnbmF0dXJl"}}
         chat.append(turn)
         for k in range(4):
             lines = f"invoice_id: INV-{n}{k}77\n" + f"history: nothing to tell of {n} and {k}\n" * 12
-            chat.append(result(f"p{n}-{k}", lines))
+            chat.append(result(ids[k], lines))
         chat += [call((f"s{n}", "settle", {"invoice_id": f"INV-{n}377"})), result(f"s{n}", "settled")]
     context = apply(chat, MemoryBankState("lexical"), history_budget=2_500, refresh_after=0, keep_recent=0)
     assert pairing_errors(context) == []
     turns = [m["tool_calls"] for m in context[:-2] if "ACC-" in str(m.get("tool_calls"))]
     assert any(len(calls) < 4 for calls in turns)  # others are left out
-    assert [calls[0]["id"] for calls in turns if not calls[0]["id"].endswith("-0")] == []
+    assert [calls[0]["id"] for calls in turns if "-0" not in calls[0]["id"]] == []
 
 
 @pytest.mark.parametrize("shell", [False, True], ids=["own tools", "one shell"])

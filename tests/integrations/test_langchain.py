@@ -8,6 +8,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.integrations.gemini import SMALL, TASK, get_account, settle
 from tests.integrations.pages import ANSWER, run_example
 from tests.integrations.shop import SHOPS, STEPS, SYSTEM, Model, answer, check, get_order, get_parcel, task
 
@@ -86,6 +87,28 @@ def test_two_long_tasks_at_once(mode, threads, api):
             assert state.fact_store.size() == CALLS
         check(server, model)
         middleware.bridge.close()
+
+
+@pytest.mark.parametrize("version", [None, "v1"])
+def test_a_turn_of_parallel_calls_keeps_its_signature(gemini, version):
+    genai = pytest.importorskip("langchain_google_genai", reason="needs langchain-google-genai")
+    model = genai.ChatGoogleGenerativeAI(
+        model="gemini-3-pro-preview", base_url=gemini.address, api_key="k", output_version=version
+    )
+    middleware = MemoryBankMiddleware(config=SMALL)
+    agent = create_agent(model, [get_account, settle], middleware=[middleware])
+    result = agent.invoke({"messages": [("user", TASK)]}, {"recursion_limit": 200})
+    assert result["messages"][-1].text == "All is settled."
+    middleware.bridge.close()
+
+
+def test_the_signature_of_a_text_stays_with_it_in_short_form():
+    alone = {"type": "text", "text": "", "extras": {"signature": "YQ=="}}
+    text = {"type": "text", "text": "Let me see the order.", "extras": {"signature": "dA=="}}
+    made = AIMessage(content=[text, alone], tool_calls=[{"id": "c", "name": "f", "args": {}}])
+    assert [part.kind.name for part in WIRE.read(made).values()] == ["SAY", "REASONING", "CALL"]
+    assert WIRE.write(made, {0: "…"}).content == [text | {"text": "…"}, alone]
+    assert WIRE.write(made, {0: None}).content == [alone]
 
 
 def test_two_deep_agents_at_once():

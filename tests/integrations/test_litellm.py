@@ -20,7 +20,7 @@ pytest.importorskip("mcp", reason="needs mcp: without it litellm.acompletion fai
 
 import litellm
 
-from memory_bank.integrations.litellm import MemoryBankHook
+from memory_bank.integrations.litellm import WIRE, MemoryBankHook
 
 CALLS = STEPS + 5 + 1
 TOOLS = [
@@ -124,6 +124,15 @@ def test_messages_by_position_are_said_once_to_have_no_memory(memory, caplog):
     with ScriptedServer(Model()) as server, caplog.at_level(logging.WARNING, "memory_bank.Integrations"):
         asyncio.run(twice())
     assert caplog.text.count("messages by position") == 1
+
+
+def test_a_call_with_a_signature_of_gemini_is_read_so():
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(2)
+    ]
+    calls[0]["provider_specific_fields"] = {"thought_signature": "x"}
+    made = litellm.Message(role="assistant", content=None, tool_calls=calls)
+    assert [part.signed for part in WIRE.read(made).values()] == [True, False]
 
 
 def test_the_example_of_litellm(callbacks, monkeypatch, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.integrations.gemini import SMALL, TASK, get_account, settle
 from tests.integrations.pages import ANSWER, run_example
 from tests.integrations.shop import SHOPS, STEPS, SYSTEM, Model, answer, check, get_order, get_parcel, task
 
@@ -14,7 +15,7 @@ from memory_bank.testing import ScriptedServer
 pytest.importorskip("llama_index.llms.openai", reason="needs llama-index-core and llama-index-llms-openai")
 
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.llms.openai import OpenAI
 
 from memory_bank.integrations.llama_index import WIRE, function_tools, with_memory
@@ -45,6 +46,39 @@ def test_two_long_tasks_at_once(stream, tmp_path):
     with ScriptedServer(model) as server:
         assert asyncio.run(both()) == [answer(shop) for shop in SHOPS]
         check(server, model)
+
+
+def test_a_turn_of_parallel_calls_keeps_its_signature(gemini):
+    genai = pytest.importorskip("llama_index.llms.google_genai", reason="needs llama-index-llms-google-genai")
+    model = genai.GoogleGenAI(
+        "gemini-3-pro-preview", api_key="k", http_options={"base_url": gemini.address}, context_window=10**6
+    )
+    llm, bridge = with_memory(model, config=SMALL)
+    agent = FunctionAgent(tools=[get_account, settle], llm=llm, streaming=False, timeout=None)
+
+    async def go():
+        return str(await agent.run(TASK, max_iterations=100))
+
+    assert asyncio.run(go()) == "All is settled."
+    bridge.close()
+
+
+def test_the_signatures_of_blocks_go_with_them():
+    blocks = [TextBlock(text="Now."), *(ToolCallBlock(tool_call_id=f"c{n}", tool_name="f") for n in range(2))]
+    made = ChatMessage(
+        role="assistant", blocks=blocks, additional_kwargs={"thought_signatures": [None, b"x"]}
+    )
+    assert [part.signed for part in WIRE.read(made).values()] == [False, True, False]
+    changed = WIRE.write(made, {0: None, 2: None})
+    assert (changed.blocks, changed.additional_kwargs["thought_signatures"]) == ([blocks[1]], [b"x"])
+
+
+def test_thinking_of_anthropic_is_signed():
+    thinking = ThinkingBlock(content="so", additional_information={"signature": "s"})
+    made = ChatMessage(
+        role="assistant", blocks=[thinking, ThinkingBlock(content="so"), TextBlock(text="Now.")]
+    )
+    assert [part.binds for part in WIRE.read(made).values()] == [True, False, False]
 
 
 def test_calls_are_read_and_changed_in_blocks():

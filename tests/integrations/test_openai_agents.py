@@ -17,7 +17,8 @@ pytest.importorskip("agents", reason="needs openai-agents")
 import agents
 from openai import AsyncOpenAI
 
-from memory_bank.integrations.openai_agents import MemoryBankFilter
+from memory_bank.integrations.openai_agents import MemoryBankFilter, read_items
+from memory_bank.transcript.messages import calls_of
 
 CALLS = STEPS + 5 + 1
 
@@ -91,6 +92,14 @@ def test_a_history_that_the_provider_holds_is_refused():
         with pytest.raises(ConfigError, match="auto_previous_response_id"):
             asyncio.run(go())
         memory.bridge.close()
+
+
+def test_a_call_with_a_signature_of_gemini_is_read_so():
+    """The SDK's models of LiteLLM and of chats put it there."""
+    items = [{"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"} for n in range(2)]
+    items[0]["provider_data"] = {"model": "gemini-3", "thought_signature": "x"}
+    items += [{"type": "function_call_output", "call_id": f"c{n}", "output": "x"} for n in range(2)]
+    assert [call.signed for call in calls_of(read_items(items, None).messages[0])] == [True, False]
 
 
 def test_the_example_of_openai_agents(monkeypatch, capsys):

@@ -8,6 +8,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.integrations.gemini import SMALL, TASK, get_account, settle
 from tests.integrations.pages import ANSWER, run_example
 from tests.integrations.shop import SHOPS, STEPS, SYSTEM, Model, answer, check, get_order, get_parcel, task
 
@@ -84,6 +85,31 @@ def test_two_long_tasks_at_once(mode, api):
             assert state.fact_store.size() == CALLS
         check(server, model)
         memory.bridge.close()
+
+
+def test_a_turn_of_parallel_calls_keeps_its_signature(gemini):
+    google = pytest.importorskip(
+        "pydantic_ai.models.google", reason="needs pydantic-ai-slim[google]", exc_type=ImportError
+    )
+    from pydantic_ai.providers.google import GoogleProvider
+
+    provider = GoogleProvider(api_key="k", base_url=gemini.address)
+    memory = MemoryBank(config=SMALL)
+    model = google.GoogleModel("gemini-3-pro-preview", provider=provider)
+    agent = Agent(model, tools=[get_account, settle], capabilities=[memory])
+    assert agent.run_sync(TASK, usage_limits=LIMITS).output == "All is settled."
+    memory.bridge.close()
+
+
+@pytest.mark.parametrize("name", ["extra_content", "thought_signature"])
+def test_calls_that_are_signed_are_read_so(name):
+    signed = ToolCallPart("f", {}, "c1", provider_details={name: "x"}, provider_name="google")
+    details = [
+        ThinkingPart("", id="c2", signature="x", provider_name="openrouter"),
+        ToolCallPart("f", {}, "c2"),
+    ]
+    read = WIRE.read(ModelResponse(parts=[signed, *details, ToolCallPart("f", {}, "c3")]))
+    assert [part.signed for part in read.values()] == [True, False, True, False]
 
 
 def test_a_request_with_results_and_words_is_divided():

@@ -221,7 +221,7 @@ def _moves_system(sent: Sequence[Any], came: Sequence[Any], new: Sequence[Any], 
 def _thinks(messages: Sequence[Any], wire: Wire[Any]) -> bool:
     """Whether the turn that is being answered has a thinking block."""
     at = answered_turn(messages, wire) if isinstance(wire, PartWire) else None
-    return at is not None and any(part.signed for part in wire.parts(messages[at]))
+    return at is not None and any(part.binds for part in wire.parts(messages[at]))
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from memory_bank.errors import MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
+from memory_bank.transcript.anthropic import Thinking
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
 from memory_bank.transcript.messages import MessageKind
 from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, Part, PartWire
@@ -40,7 +41,11 @@ class ADKWire(PartWire[Any]):
         parts: dict[int, Part] = {}
         words: list[Any] = []
         for number, part in enumerate(native.parts or ()):
-            call, response = part.function_call, part.function_response
+            call, response, is_signed = (
+                part.function_call,
+                part.function_response,
+                bool(part.thought_signature),
+            )
             if native.role != "model" and response is None:
                 words.append(part)
             elif response is not None:
@@ -48,9 +53,11 @@ class ADKWire(PartWire[Any]):
                 parts[number] = Part(MessageKind.RESULT, text, self._ids[id(part)], response.name)
             elif call is not None:
                 arguments = compact(plain(call.args or {}))
-                parts[number] = Part(MessageKind.CALL, arguments, self._ids[id(part)], call.name)
+                parts[number] = Part(MessageKind.CALL, arguments, self._ids[id(part)], call.name, is_signed)
+            elif part.thought or (is_signed and not part.text):  # a signature may stand alone
+                parts[number] = Part(MessageKind.REASONING, part.text or "", signed=is_signed)
             elif part.text is not None:
-                parts[number] = Part(MessageKind.REASONING if part.thought else MessageKind.SAY, part.text)
+                parts[number] = Part(MessageKind.SAY, part.text)
             else:  # code, files and what is not known
                 parts[number] = Part(MessageKind.OTHER)
         return parts | ({WHOLE: Part(MessageKind.USER, _user_content(words))} if words else {})
@@ -74,7 +81,7 @@ class ADKWire(PartWire[Any]):
                 call = call.model_copy(update={"args": parse_arguments(text)})
                 part = part.model_copy(update={"function_call": call})
             elif text and call is None:
-                part = types.Part(text=text)
+                part = types.Part(text=text, thought_signature=part.thought_signature)
             if part is not original and id(original) in self._ids:
                 self._ids[id(part)] = self._ids[id(original)]
                 self._made.append(part)  # while it lives no other part has its identity
@@ -143,8 +150,18 @@ class MemoryBankPlugin(BasePlugin):
         contents, session_id = llm_request.contents, session_of(callback_context)
         instruction = llm_request.config.system_instruction
         system = instruction if isinstance(instruction, str) else None
-        llm_request.contents = await self.bridge.arebuild(contents, session_id, system=system)
+        llm_request.contents = await self.bridge.arebuild(
+            contents, session_id, system=system, thinking=_rule(llm_request)
+        )
         llm_request.append_tools([t for t in self._tools if t.name not in llm_request.tools_dict])
+
+
+def _rule(llm_request: Any) -> Thinking:
+    """What becomes of Anthropic's thinking under the settings of a request; Gemini's stays."""
+    if "claude" not in str(llm_request.model):
+        return Thinking.KEEP
+    budget = getattr(llm_request.config.thinking_config, "thinking_budget", None) or 0
+    return Thinking.KEEP_LATER if budget > 0 else Thinking.DROP
 
 
 def session_of(context: Any) -> str:

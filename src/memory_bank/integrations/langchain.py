@@ -11,7 +11,7 @@ from memory_bank.ports import ToolFunction
 from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.chat import content_like
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.messages import MessageKind, content_with, kind_of
+from memory_bank.transcript.messages import MessageKind, content_with, kind_of, read
 from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
@@ -24,7 +24,11 @@ except ImportError as e:
     raise MissingExtraError("LangChain", "langchain") from e
 
 _CALL_BLOCKS = frozenset({"function_call", "tool_call", "tool_use", "custom_tool_call", "tool_call_chunk"})
-_HIDDEN_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "invalid_tool_call"})
+_HIDDEN_BLOCKS = frozenset(
+    {"reasoning", "reasoning_content", "thinking", "redacted_thinking", "invalid_tool_call"}
+)
+_GEMINI = "__gemini_function_call_thought_signatures__"
+"""Where LangChain keeps Gemini's signatures of a message's calls, by their ids."""
 
 
 class LangChainWire(PartWire[lc.BaseMessage]):
@@ -51,11 +55,14 @@ class LangChainWire(PartWire[lc.BaseMessage]):
         parts: list[Part] = []
         for block in content if isinstance(content, list) else [content]:
             kind = _type(block)
-            is_hidden = kind in _CALL_BLOCKS | _HIDDEN_BLOCKS
+            is_hidden = kind in _CALL_BLOCKS | _HIDDEN_BLOCKS or (_is_signed(block) and not block.get("text"))
             kind_of_part = MessageKind.REASONING if is_hidden else MessageKind.SAY
             parts.append(Part(kind_of_part, block, signed=kind in signed))
+        extra = native.additional_kwargs
+        details = [read(d, "id") for d in extra.get("reasoning_details") or ()]
         for call in native.tool_calls:
-            parts.append(Part(MessageKind.CALL, compact(call["args"]), call["id"], call["name"]))
+            is_signed = call["id"] in details or call["id"] in (extra.get(_GEMINI) or ())
+            parts.append(Part(MessageKind.CALL, compact(call["args"]), call["id"], call["name"], is_signed))
         for bad in native.invalid_tool_calls:
             parts.append(Part(MessageKind.CALL, bad["args"] or "", bad["id"], bad["name"] or "unknown"))
         return dict(enumerate(parts))
@@ -68,18 +75,19 @@ class LangChainWire(PartWire[lc.BaseMessage]):
         calls = {n: c for n, c in enumerate(all_calls, len(blocks)) if change.get(n, "") is not None}
         gone = {call["id"] for number, call in enumerate(all_calls, len(blocks)) if number not in calls}
         if not native.invalid_tool_calls and not any(_type(b) in _CALL_BLOCKS for b in blocks):
-            new = {
+            calls |= {
                 n: {**call, "args": parse_arguments(change[n])} for n, call in calls.items() if change.get(n)
             }
-            calls |= new
         left: list[Any] = []
         for number, block in enumerate(blocks):
             text = change.get(number, "")
             is_call = _type(block) in _CALL_BLOCKS
             if text is None or (is_call and (block.get("id") in gone or block.get("call_id") in gone)):
                 continue
-            as_block = isinstance(native.content, list)
-            left.append(({"type": "text", "text": text} if as_block else text) if text else block)
+            new: Any = {"type": "text", "text": text} if isinstance(native.content, list) else text
+            if text and _is_signed(block):
+                new["extras"] = {"signature": block["extras"]["signature"]}
+            left.append(new if text else block)
         changes: dict[str, Any] = {"content": left if isinstance(native.content, list) else "".join(left)}
         if list(calls.values()) != all_calls:
             first_bad = len(blocks) + len(native.tool_calls)
@@ -99,6 +107,11 @@ class LangChainWire(PartWire[lc.BaseMessage]):
 
 def _type(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
+
+
+def _is_signed(block: Any) -> bool:
+    """Whether a block has Gemini's signature beside its text."""
+    return bool(read(read(block, "extras"), "signature"))
 
 
 WIRE = LangChainWire()

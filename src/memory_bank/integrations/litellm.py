@@ -45,9 +45,8 @@ class LiteLLMWire(PartWire[Any]):
         if kind not in (MessageKind.CALL, MessageKind.SAY):
             return {WHOLE: Part(kind, content)}
         texts = {} if content is None else {WHOLE: Part(MessageKind.SAY, content)}
-        calls = enumerate(calls_of(message))
-        parts = texts | {n: Part(MessageKind.CALL, call.text, call.call_id, call.name) for n, call in calls}
-        return parts or {WHOLE: Part(MessageKind.SAY)}
+        calls = [Part(MessageKind.CALL, c.text, c.call_id, c.name, c.signed) for c in calls_of(message)]
+        return texts | dict(enumerate(calls)) or {WHOLE: Part(MessageKind.SAY)}
 
     def write(self, native: Any, change: Change) -> Any | None:
         return edited_message(_as_dict(native), change)

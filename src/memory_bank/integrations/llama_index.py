@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, ModelCall
+from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_arguments, plain
 from memory_bank.transcript.messages import Call, MessageKind, calls_of, content_with
@@ -21,6 +22,7 @@ except ImportError as e:
     raise MissingExtraError("LlamaIndex", "llama-index") from e
 
 Model = TypeVar("Model", bound="LLM")
+_SIGNATURES = "thought_signatures"
 
 
 class LlamaIndexWire(PartWire[Any]):
@@ -37,23 +39,25 @@ class LlamaIndexWire(PartWire[Any]):
             kinds = {"system": MessageKind.SYSTEM, "developer": MessageKind.SYSTEM, "user": MessageKind.USER}
             return {WHOLE: Part(kinds.get(role, MessageKind.OTHER), _content(native))}
         parts: list[Part] = []
-        for block in native.blocks:
+        for block, signature in zip(native.blocks, _signatures(native), strict=True):
             if isinstance(block, ToolCallBlock):
-                arguments = Call(None, "", plain(block.tool_kwargs)).text
-                parts.append(Part(MessageKind.CALL, arguments, block.tool_call_id, block.tool_name))
-            elif isinstance(block, ThinkingBlock):
-                parts.append(Part(MessageKind.REASONING))
+                text, is_signed = Call(None, "", plain(block.tool_kwargs)).text, bool(signature)
+                parts.append(Part(MessageKind.CALL, text, block.tool_call_id, block.tool_name, is_signed))
+            elif isinstance(block, ThinkingBlock):  # this is where Anthropic's signature stands
+                is_signed = "signature" in block.additional_information
+                parts.append(Part(MessageKind.REASONING, signed=is_signed))
             else:
                 parts.append(Part(MessageKind.SAY, _block(block)))
         for call in _given_calls(native):
-            parts.append(Part(MessageKind.CALL, call.text, call.call_id, call.name))
+            parts.append(Part(MessageKind.CALL, call.text, call.call_id, call.name, call.signed))
         return dict(enumerate(parts)) or {WHOLE: Part(MessageKind.SAY)}
 
     def write(self, native: Any, change: Change) -> Any | None:
         if WHOLE in change:
             return native.model_copy(update={"blocks": [TextBlock(text=change[WHOLE])]})
         blocks: list[Any] = []
-        for number, block in enumerate(native.blocks):
+        signatures: list[Any] = []
+        for number, (block, signature) in enumerate(zip(native.blocks, _signatures(native), strict=True)):
             text = change.get(number, "")
             if text and isinstance(block, ToolCallBlock):
                 block = block.model_copy(update={"tool_kwargs": parse_arguments(text)})
@@ -61,7 +65,10 @@ class LlamaIndexWire(PartWire[Any]):
                 block = TextBlock(text=text)
             if text is not None:
                 blocks.append(block)
+                signatures.append(signature)
         extra, first = native.additional_kwargs, len(native.blocks)
+        if _SIGNATURES in extra:
+            extra = {**extra, _SIGNATURES: signatures}
         if any(number >= first for number in change):
             turn = {"role": "assistant", "tool_calls": extra["tool_calls"]}
             edited = edited_message(turn, {n - first: text for n, text in change.items() if n >= first}) or {}
@@ -82,6 +89,12 @@ class LlamaIndexWire(PartWire[Any]):
 
 
 WIRE = LlamaIndexWire()
+
+
+def _signatures(native: Any) -> list[Any]:
+    """Gemini's signature of each block of a message, or None."""
+    given = native.additional_kwargs.get(_SIGNATURES) or []
+    return [*given, *[None] * len(native.blocks)][: len(native.blocks)]
 
 
 def _content(native: Any) -> Any:
@@ -113,21 +126,22 @@ def with_memory(
     """
     bridge: Bridge[Any] = Bridge(WIRE.read_all, **options)
     kind = type(llm)
+    call = ModelCall(thinking=thinking_rule(getattr(llm, "thinking_dict", None)))
 
     class WithMemory(kind):  # type: ignore[valid-type,misc]
         """The model with memory: its four ways to chat get rebuilt messages."""
 
         def chat(self, messages: Sequence[Any], **options: Any) -> Any:
-            return super().chat(bridge.rebuild(messages, session_id), **options)
+            return super().chat(bridge.rebuild(messages, session_id, **call), **options)
 
         def stream_chat(self, messages: Sequence[Any], **options: Any) -> Any:
-            return super().stream_chat(bridge.rebuild(messages, session_id), **options)
+            return super().stream_chat(bridge.rebuild(messages, session_id, **call), **options)
 
         async def achat(self, messages: Sequence[Any], **options: Any) -> Any:
-            return await super().achat(await bridge.arebuild(messages, session_id), **options)
+            return await super().achat(await bridge.arebuild(messages, session_id, **call), **options)
 
         async def astream_chat(self, messages: Sequence[Any], **options: Any) -> Any:
-            return await super().astream_chat(await bridge.arebuild(messages, session_id), **options)
+            return await super().astream_chat(await bridge.arebuild(messages, session_id, **call), **options)
 
     WithMemory.__name__ = WithMemory.__qualname__ = kind.__name__
     copy = llm.model_copy()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
-from memory_bank.transcript.messages import MessageKind, content_with
+from memory_bank.transcript.messages import SIGNATURES, MessageKind, content_with
 from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
@@ -27,7 +28,8 @@ class PydanticAIWire(PartWire[pai.ModelMessage]):
 
     def read(self, native: pai.ModelMessage) -> dict[int, Part]:
         if isinstance(native, pai.ModelRequest | pai.ModelResponse):
-            return dict(enumerate(map(_read_part, native.parts)))
+            thoughts = {part.id for part in native.parts if isinstance(part, pai.ThinkingPart)}
+            return {number: _read_part(part, thoughts) for number, part in enumerate(native.parts)}
         raise MessagesError(
             f"{type(native).__name__} is not a message of Pydantic AI: pass ModelRequest and ModelResponse."
         )
@@ -56,7 +58,8 @@ class PydanticAIWire(PartWire[pai.ModelMessage]):
 WIRE = PydanticAIWire()
 
 
-def _read_part(part: Any) -> Part:
+def _read_part(part: Any, thoughts: Container[str | None]) -> Part:
+    """The Part of a part of a message; ``thoughts``: ids of its thinking, with OpenRouter those of signed calls."""
     if isinstance(part, pai.ToolReturnPart):
         content: Any = part.model_response_str()
         if part.files:
@@ -72,7 +75,10 @@ def _read_part(part: Any) -> Part:
     if isinstance(part, pai.TextPart):
         return Part(MessageKind.SAY, part.content)
     if isinstance(part, pai.ToolCallPart):
-        return Part(MessageKind.CALL, part.args_as_json_str(), part.tool_call_id, part.tool_name)
+        signed = part.tool_call_id in thoughts or any(
+            name in SIGNATURES for name in part.provider_details or ()
+        )
+        return Part(MessageKind.CALL, part.args_as_json_str(), part.tool_call_id, part.tool_name, signed)
     if isinstance(part, pai.ThinkingPart):
         signed = bool(part.signature) and part.provider_name == "anthropic"
         return Part(MessageKind.REASONING, signed=signed)

@@ -328,12 +328,12 @@ def without_thinking(
     """
 
     def without(message: Any) -> Any | None:
-        signed = {number: None for number, part in wire.read(message).items() if part.signed}
+        signed = {number: None for number, part in wire.read(message).items() if part.binds}
         return wire.write(message, signed) if signed else message
 
     def thinks(messages: Sequence[Any]) -> bool:
         turns = messages[_begin(messages, wire) :]
-        return any(part.signed for m in turns for part in wire.read(m).values())
+        return any(part.binds for m in turns for part in wire.read(m).values())
 
     pairs = enumerate(zip(messages, source, strict=False))
     first = next((i for i, (a, b) in pairs if a is not b), min(len(messages), len(source)))

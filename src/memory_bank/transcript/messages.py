@@ -232,6 +232,8 @@ def _legacy_call(message: object) -> Any:
 
 SIGNATURES = ("extra_content", "provider_specific_fields", "thought_signature")
 """Members of a chat's call that hold Gemini's signature of a turn: of Google itself, LiteLLM and other gateways."""
+SIGNED_ID = "__thought__"
+"""What stands before Gemini's signature in the ids of calls that LiteLLM makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +296,10 @@ class Result:
         return "\n".join(content_text(c) for c in (self.content, *self.extra))
 
 
-def call_entry(call_id: object, name: object, arguments: Any) -> dict[str, Any]:
-    """A call of a function as an entry of ``tool_calls``."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def call_entry(call_id: object, name: object, arguments: Any, signed: bool = False) -> dict[str, Any]:
+    """A call of a function as an entry of ``tool_calls``; ``signed`` as that of Call."""
+    entry = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {**entry, SIGNATURES[-1]: True} if signed else entry
 
 
 def calls_of(message: object) -> list[Call]:
@@ -314,7 +317,9 @@ def calls_of(message: object) -> list[Call]:
         body = call if body is None else body
         arguments = _first_given(body, "arguments", "input")
         call_id, own = read(call, "id"), _first_given(call, *SIGNATURES)
-        is_signed = own is not None or (call_id is not None and call_id in signed)
+        is_signed = own is not None or (
+            call_id is not None and (call_id in signed or SIGNED_ID in str(call_id))
+        )
         calls.append(Call(_id(call_id), str(read(body, "name") or "unknown"), arguments, is_signed))
     if (legacy := _legacy_call(message)) is not None:
         calls.append(Call(None, str(read(legacy, "name")), read(legacy, "arguments")))

@@ -11,11 +11,13 @@ from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
     HOSTED,
+    SIGNATURES,
     MessageKind,
     call_entry,
     content_text,
     content_with,
     kind_of,
+    read,
 )
 from memory_bank.transcript.turns import (
     KEPT_ROLE,
@@ -123,7 +125,8 @@ def tool_call(item: Item) -> dict[str, Any]:
         if kind == "web_search_call" and isinstance(arguments_of, dict):  # its sources are the result
             arguments_of = {k: v for k, v in arguments_of.items() if k != "sources"}
         arguments = compact(arguments_of)
-    return call_entry(call_id_of(item), _tool_name(item), arguments)
+    signed = bool(read(item.get("provider_data"), SIGNATURES[-1]))  # of the OpenAI Agents SDK
+    return call_entry(call_id_of(item), _tool_name(item), arguments, signed)
 
 
 def _tool_name(item: Item) -> str:

@@ -62,7 +62,8 @@ class PartPlace(NamedTuple):
 class Part(NamedTuple):
     """What a part of a native is to a chat: a text or a content, a call with its arguments as text, a result.
 
-    A ``value`` None of the user belongs to the user's part before it. ``signed``: thinking that Anthropic has signed.
+    A ``value`` None of the user belongs to the user's part before it. ``signed``: thinking that Anthropic has signed,
+    or a call with Gemini's signature of its turn.
     """
 
     kind: MessageKind
@@ -70,6 +71,11 @@ class Part(NamedTuple):
     call_id: str | None = None
     name: str | None = None
     signed: bool = False
+
+    @property
+    def binds(self) -> bool:
+        """Whether it is thinking whose signature is bound to what stands before it."""
+        return self.signed and self.kind is MessageKind.REASONING
 
 
 Placed = tuple[ChatMessage, list[PartPlace]]  # a chat message and the parts of the source that it stands for
@@ -184,13 +190,13 @@ class PartWire(Wire[N]):
             for at, native in enumerate(natives)
             for number, part in (self.read(native) or {WHOLE: Part(MessageKind.OTHER)}).items()
         )
-        for place, (kind, value, call_id, name, _) in parts:
+        for place, (kind, value, call_id, name, signed) in parts:
             if kind is MessageKind.SAY:
                 texts.append(value)
                 made.append(place._replace(part=WHOLE))
             elif kind is MessageKind.CALL:
                 made.append(place._replace(part=len(calls)))
-                calls.append(call_entry(call_id, name, value))
+                calls.append(call_entry(call_id, name, value, signed))
             elif kind is MessageKind.REASONING:
                 made.append(place)
             elif kind is MessageKind.OTHER:
