@@ -1,5 +1,6 @@
 """Prices by the beginning of a model's name; tokens with a prefix cache; the full history is never overstated."""
 
+import json
 from datetime import date
 
 import pytest
@@ -9,6 +10,7 @@ from memory_bank.pricing import (
     LEAST_STANDING,
     MISSES,
     RETRY_AFTER,
+    Charge,
     PrefixCache,
     Usage,
     cached_tokens,
@@ -113,35 +115,52 @@ def test_another_model_begins_anew():
     assert (cache.read, cache.write) == (0.25, 1.0)
 
 
-def test_what_stands_of_a_request_is_compared_with_the_one_before():
-    now = [0.0]
-    cache = PrefixCache(lambda: now[0])
+def test_what_an_answer_says_depends_on_the_request_before():
+    """It must have had its answer, of the same model, and the messages of both must begin alike."""
+    cache, charge = PrefixCache(), Charge(1.0, 1.0, LEAST_STANDING)
 
-    def send(messages, model="m", answered=True):
-        sent = cache.send(messages, model, lambda m: 1_500, 300)
+    def missed(standing=LEAST_STANDING, answered=True):
+        charge = Charge(1.0, 1.0, standing)
+        cache.ask(1.0, charge)
         if answered:
-            cache.answered(sent, 0)
-        return sent.standing, sent.is_longer
+            cache.answered(charge, 0)
+        return cache._misses
 
-    assert send(["a", "b"]) == (0, False)
-    assert send(["a", "b", "c"]) == (3_000, True)
-    assert send(["a", "b", "d", "e"]) == (3_000, False)
-    assert send(["a", "b", "d", "e", "f"]) == (4_500, True)  # not counted any further
-    assert send(["x"]) == (0, False)
-    assert send(["x", "y"], model="n") == (0, False)
-    assert send(["x", "y", "z"], model="n", answered=False) == (3_000, True)
-    assert send(["x", "y", "z"], model="n") == (0, False)
-    now[0] += 301
-    assert send(["x", "y", "z"], model="n") == (0, False)
+    assert [missed() for _ in range(3)] == [0, 1, 2]
+    assert missed(LEAST_STANDING - 1) == 2
+    assert [missed(answered=False), missed(), missed()] == [2, 2, 3]
+    cache.take_price(None, "n")
+    assert [missed(), missed()] == [0, 1]
+    other = PrefixCache()
+    other.take_price(None, "n")
+    other.tell(cache.told)  # what another process stored goes on
+    other.ask(1.0, charge)
+    other.answered(charge, 0)
+    assert (other._misses, charge.before) == (2, [0, 0])
+    other.tell(json.dumps([other.key, 1, {}]))  # as a bank of an older version has it
+    assert (other._misses, other._answered) == (1, None)
 
 
 def test_where_only_marks_are_cached_a_changed_context_says_nothing():
     cache = PrefixCache()
-    for i in range(3 * MISSES):
-        sent = cache.send(["system", "task", i], "m", lambda m: 5_000, 300)
-        assert sent.standing >= (LEAST_STANDING if i else 0)
-        cache.answered(sent, 0, by_marks=True)
+    for _ in range(3 * MISSES):
+        charge = Charge(1.0, 1.0, standing=LEAST_STANDING)
+        cache.ask(1.0, charge)
+        cache.answered(charge, 0, by_marks=True)
     assert cache.read == 0.1
+
+
+def test_how_both_counts_grew_is_their_ratio():
+    """Tools, whose tokens the provider counts otherwise, stand in both requests."""
+    cache, ratios = PrefixCache(), []
+    for n in range(5):
+        charge = Charge(1.0, 1.0, is_longer=n != 3)
+        cache.ask(1.0, charge)
+        ratios.append(cache.ratio(charge, 1_000 + 1_500 * n, 9_000 + 3_000 * n, whole=True))
+        cache.answered(charge, None)
+        told, cache = cache.told, PrefixCache()
+        cache.tell(told)
+    assert ratios == [9, 4.8, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from memory_bank.errors import ConfigError
 from memory_bank.models import chat
 from memory_bank.models.usage import NO_USAGE
 from memory_bank.plan import Context
-from memory_bank.pricing import PrefixCache, SentContext, Usage, costs, known_price
+from memory_bank.pricing import Charge, PrefixCache, Usage, costs, known_price
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.records import Brief
 from memory_bank.transcript.messages import check_messages
@@ -57,7 +57,7 @@ class Sent(Brief):
         return {**asdict(replace(self, messages=())), "messages": list(self.messages)}
 
 
-_Prefix = tuple[PrefixCache, SentContext] | None
+_Prefix = tuple[PrefixCache, Charge] | None
 _Call = tuple[Sent, list[Any], dict[str, Any], _Prefix]
 """A call to make: what the trace will hold, the messages and options that the client gets, their cached prefix."""
 
@@ -189,10 +189,7 @@ class LLMOrchestrator(Closing):
         state = self.processor.state(key, session)
         copied, streamed = self._copied(context), bool(options.get("stream"))
         sent = Sent(0, "memory", name, copied, tokens, full, key, session, streamed=streamed)
-        prefix = None
-        if isinstance(state, MemoryBankState):
-            cache, retention = state.prefix_cache, state.settings.cache_retention
-            prefix = cache, cache.send(context, name, state.counter.count_message, retention)
+        prefix = (state.prefix_cache, state.ledger.last) if isinstance(state, MemoryBankState) else None
         return sent, context, options, prefix
 
     def _plain(self, messages: Any, model: str | None, options: dict[str, Any]) -> _Call:
@@ -251,8 +248,8 @@ class LLMOrchestrator(Closing):
         finally:
             usage = chat.usage_of(answers[0]) if answers and not sent.streamed else NO_USAGE
             if prefix is not None and answers and not sent.streamed:
-                cache, context = prefix
-                cache.answered(context, usage.cached if usage.untold is None else None)
+                cache, charge = prefix
+                cache.answered(charge, usage.cached if usage.untold is None else None)
             price, _ = known_price(self.processor.config.prices, sent.model) or (None, "")
             used = usage.tokens or Usage(0 if error else sent.counted_tokens)
             paid = costs(used, used, price, usage.billed)

@@ -7,22 +7,21 @@ import json
 import math
 import re
 import threading
-import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memory_bank.config import Price
 
 __all__ = [
-    "CACHE_MINIMUM", "HOUR_WRITE", "Charge", "Ledger", "ListPrices", "PrefixCache", "Price", "Ratios", "SentContext",
-    "Usage", "cached_tokens", "common_length", "cost", "costs", "full_usage", "growth_that_pays", "known_price",
-    "list_prices", "price_of",
+    "CACHE_MINIMUM", "HOUR_WRITE", "Charge", "Ledger", "ListPrices", "PrefixCache", "Price", "Ratios", "Usage",
+    "cached_tokens", "common_length", "cost", "costs", "full_usage", "growth_that_pays", "known_price", "list_prices",
+    "price_of",
 ]  # fmt: skip
 
 HOUR_WRITE = 2.0
@@ -208,10 +207,19 @@ def growth_that_pays(budget: int, interaction: float, read: float, write: float)
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """What a step has cost in input tokens, and what the full history would have cost in its place."""
+    """What a step has cost in input tokens, and what the full history would have cost in its place.
+
+    ``standing``: tokens of the context that the one before had, too, 0 where no cache has them; ``is_longer``: it
+    begins with that whole one. ``counts``: tokens of the request as memory and as the provider count them, (0, 0)
+    until that is known; ``before``: those of the request before, None where its answer said nothing.
+    """
 
     paid: float
     full: float
+    standing: int = 0
+    is_longer: bool = False
+    counts: tuple[int, int] = (0, 0)
+    before: tuple[int, int] | None = None
 
 
 class Ledger:
@@ -280,24 +288,6 @@ class Ledger:
             self.paid, self.full = paid + self._untaken[0], full + self._untaken[1]
 
 
-@dataclass(slots=True, eq=False)
-class SentContext:
-    """The context of a request, and what of it the provider should have in its cache.
-
-    ``standing``: tokens of the messages that the request before had too, counted up to LEAST_STANDING; 0 where that
-    was of another model, was not answered, or is older than the provider's retention. ``is_longer``: it begins with
-    the whole context before. ``counts``: the tokens of each message that was counted for this.
-    """
-
-    messages: Sequence[object]
-    model: str
-    at: float
-    standing: int = 0
-    counts: list[int] = field(default_factory=list)
-    is_longer: bool = False
-    is_answered: bool = False
-
-
 MODELS = 4  # of which a session keeps when they were asked
 
 
@@ -313,14 +303,14 @@ class PrefixCache:
     tokens.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self.model, self.key, self.cached_for = "", "", 0
         self._ratios, self.is_listed = _USUAL, False
         self.asked: dict[str, float] = {}
-        self._last: SentContext | None = None
-        self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
+        self._latest: Charge | None = None
+        self._answered: tuple[int, int] | None = None  # counts of the newest request once it has its answer
+        self._grown = (0, 0)  # tokens as memory and as the provider count them
         self._misses = 0
 
     @property
@@ -352,37 +342,20 @@ class PrefixCache:
         with self._lock:
             self._ratios, self.is_listed = ratios, is_listed
             if model != self.model:
-                self.model, self._misses = model, 0
+                self.model, self._misses, self._answered = model, 0, None
                 self.key = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
-    def send(
-        self, messages: Sequence[object], model: str, count: Callable[[object], int], retention: float
-    ) -> SentContext:
-        """Note the context of the next request, compared with the one before.
-
-        ``count`` counts the tokens of a message; ``retention`` is in seconds.
-        """
-        sent = SentContext(messages, model, self.clock())
-        with self._lock:
-            before, self._last = self._last, sent
-        same = before is not None and before.is_answered and before.model == model
-        if before is not None and same and sent.at - before.at <= retention:
-            length = common_length(before.messages, messages)
-            sent.is_longer = length == len(before.messages)
-            sent.counts = before.counts[:length]
-            while len(sent.counts) < length and sum(sent.counts) < LEAST_STANDING:
-                sent.counts.append(count(messages[len(sent.counts)]))
-            sent.standing = sum(sent.counts)
-        return sent
-
-    def answered(self, sent: SentContext, cached: int | None, *, by_marks: bool = False) -> None:
+    def answered(self, charge: Charge, cached: int | None, *, by_marks: bool = False) -> None:
         """Take the cached tokens that the complete answer to a request reports, None for unknown.
 
         ``by_marks``: the provider caches a prefix at the client's marks alone. A request that changes the messages
         before the last mark need not find anything then, and says nothing of the cache.
         """
-        sent.is_answered = True
-        self.report(sent.standing if sent.is_longer or not by_marks else 0, cached)
+        stands = charge.before is not None and (charge.is_longer or not by_marks)
+        self.report(charge.standing if stands else 0, cached)
+        with self._lock:
+            if charge is self._latest and (cached is not None or charge.counts[0]):
+                self._answered = charge.counts
 
     def report(self, standing: int, cached: int | None) -> None:
         """Take an answer's cached tokens, None for unknown; the request had ``standing`` tokens of the one before.
@@ -395,7 +368,7 @@ class PrefixCache:
             elif self._misses >= MISSES or (cached is not None and standing >= LEAST_STANDING):
                 self._misses += 1
 
-    def ratio(self, sent: SentContext, tokens: int, reported: int, *, whole: bool) -> float:
+    def ratio(self, charge: Charge, tokens: int, reported: int, *, whole: bool) -> float:
         """Return the tokens that the provider counts for one of memory's, in the messages of this session.
 
         ``tokens``: as memory counts a request with its tools; ``reported``: as the provider does. Between requests
@@ -403,33 +376,38 @@ class PrefixCache:
         ``whole``: these are one request, and not several with hidden turns.
         """
         with self._lock:
-            before, self._counted = self._counted, (tokens, reported) if whole else (0, 0)
+            charge.counts = (tokens, reported) if whole else (0, 0)
+            before = charge.before or (0, 0)
             grown = tokens - before[0], reported - before[1]
-            if whole and sent.is_longer and before[0] and min(grown) > 0:
+            if whole and charge.is_longer and before[0] and min(grown) > 0:
                 self._grown = self._grown[0] + grown[0], self._grown[1] + grown[1]
             known, counted = self._grown
         return counted / known if known >= LEAST_GROWTH else reported / tokens
 
-    def ask(self, idle: float) -> None:
-        """Record a request to the model, ``idle`` seconds after the previous request of the session."""
+    def ask(self, idle: float, charge: Charge) -> None:
+        """Record a request to the model and what it costs, ``idle`` seconds after the session's previous request."""
         with self._lock:
             asked = {m: round(age + idle, 1) for m, age in self.asked.items()} | {self.key: 0.0}
             self.asked = dict(sorted(asked.items(), key=lambda item: item[1])[:MODELS])
+            charge.before, self._answered, self._latest = self._answered, None, charge
 
     @property
     def told(self) -> str | None:
-        """What was reported of the model's cache, and which models were asked, as JSON; None for nothing."""
+        """What was reported of cache and counts, and which models were asked, as JSON; None for nothing."""
         with self._lock:
             if not self.asked and not self._misses:
                 return None
-            return json.dumps([self.key, self._misses, self.asked])
+            return json.dumps([self.key, self._misses, self.asked, self._answered, self._grown])
 
     def tell(self, told: str | None) -> None:
         """Load what another process stored by ``told``; reports about another model are dropped."""
-        model, misses, *asked = json.loads(told) if told else (self.key, 0)
+        values: list[Any] = json.loads(told) if told else []
+        none: list[Any] = [self.key, 0, {}, None, (0, 0)]
+        model, misses, self.asked, answered, grown = values + none[len(values) :]  # an older bank has fewer
         with self._lock:
-            self.asked = asked[0] if asked else {}
-            self._misses = misses if model == self.key else 0
+            is_same = model == self.key
+            self._misses, self._answered = (misses, answered) if is_same else (0, None)
+            self._grown = (grown[0], grown[1])
 
 
 def common_length(before: Sequence[object], now: Sequence[object]) -> int:

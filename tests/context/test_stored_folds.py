@@ -322,7 +322,6 @@ def test_which_models_a_session_has_asked_holds_in_every_process(bank_url, tmp_p
         contexts = []
         for process in (alone, processes[n % 3]):
             contexts.append(process.ask(given, model))
-            process.state.prefix_cache.send(contexts[-1], model, len, 300)
         assert contexts[0] == contexts[1], n
     assert alone.state.last_fold.number
 

@@ -103,7 +103,7 @@ def test_a_listed_cache_that_is_hidden_costs_hardly_more_than_no_memory(tmp_path
     mark = {"cache_control": {"type": "ephemeral"}}
     with served(upstream, tmp_path, cache_markers="off") as (_, p):
         for n in range(2, 52):
-            task = [said() if api == "messages" else user(), *of(n, size=3_000)]
+            task = [said("Check the orders.") if api == "messages" else user(), *of(n, size=3_000)]
             if api == "messages":
                 *rest, last = task[-1]["content"]
                 task[-1] = {**task[-1], "content": [*rest, {**last, **mark}]}
@@ -176,7 +176,7 @@ def test_only_a_prefix_that_should_be_cached_counts(tmp_path):
         assert cache_of(p, "b").read == 0.1
         for n in range(4, 28, 2):  # while the first is being answered, nothing is known
             step(p, task[: 2 + n], b"x-memory-session: c", model="m")
-            cache_of(p, "c")._last.is_answered = False
+            cache_of(p, "c")._answered = None
         assert cache_of(p, "c").read == 0.1
         for n in range(4, 28, 2):
             step(p, task[: 2 + n], b"x-memory-session: d", model="m")
@@ -198,7 +198,7 @@ def test_a_prefix_older_than_the_retention_does_not_count(tmp_path):
     with served(Cached(works=False), tmp_path) as (_, p):
         for n in range(4, 28, 2):
             step(p, [*START, *LONG[:n]])
-            cache_of(p)._last.at -= 301
+            paused(p, "a", 301)
         assert cache_of(p).read == 0.1
 
 
@@ -228,8 +228,8 @@ def test_the_answer_is_not_kept_waiting_by_a_step_of_the_session(tmp_path):
         done = step(p, [*START, *LONG])
         state = p.service.sessions.processor.state("memory_bank", "a")
         with state.lock:
-            done.step.state.prefix_cache.answered(done.step.sent_context, 5_000)
-        assert done.step.sent_context.is_answered
+            done.step.state.prefix_cache.answered(done.step.charge, 5_000)
+        assert done.step.state.prefix_cache._answered == done.step.charge.counts
 
 
 def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
@@ -246,7 +246,7 @@ def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
             assert (done.memory, done.status, done.reason) == (
                 "unchanged", 200, "upstream refused the rebuilt context",
             )  # fmt: skip
-            assert not done.step.sent_context.is_answered
+            assert cache_of(p, done.session)._answered is None
         assert cache_of(p).read == 0.1
 
 
@@ -322,3 +322,59 @@ def test_what_a_step_costs_is_stored_before_its_request_is_sent(tmp_path):
         for n in range(2, 6):
             step(p, [*START, *rounds(n, size=6_000)])
     assert all(b > a for a, b in zip([0, *stored], stored, strict=False))
+
+
+class Otherwise(Cached):
+    """A provider that counts three times the tokens that memory does, but for ``HEAD`` of them; it keeps what came."""
+
+    HEAD = 6_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[str] = []
+
+    def __call__(self, body):
+        self.came.append(json.dumps(body, sort_keys=True))
+        reply = super().__call__(body)
+        tokens, cached = (3 * n - 2 * min(n, self.HEAD) for n in (reply.usage[0], reply.cached[0]))
+        return replace(reply, usage=(tokens, 1), cached=(cached, 0))
+
+
+def stored_of(folder):
+    """What a session has paid, once the answer to its newest request is stored, which is done after it is sent."""
+    until, of_session = (
+        time.monotonic() + 10,
+        "SELECT paid, would_pay, cache FROM sessions WHERE session_id = 'a'",
+    )
+    while time.monotonic() < until:
+        with sqlite3.connect(folder / "bank.db") as bank:
+            *sums, cache = bank.execute(of_session).fetchone()
+        if json.loads(cache)[3]:
+            break
+        time.sleep(0.01)
+    return sums
+
+
+@pytest.mark.parametrize("api", ["chat", "messages"])
+def test_what_the_provider_counts_is_known_to_every_service_on_the_bank(tmp_path, api):
+    """Two take the requests by turns, and one of them begins anew each time: the contexts are those of one alone."""
+    model, path, of, size = {
+        "chat": ("gpt-5", CHAT, rounds, 8_000),
+        "messages": ("claude-sonnet-4-5", "/v1/messages", blocks, 900),
+    }[api]
+    more, begin = ({"max_tokens": 9}, said) if api == "messages" else ({}, user)
+    lists = [[begin("Look. " * 4 * Otherwise.HEAD), *of(n, size=size)] for n in range(2, 46)]
+    one, two, alone, turns = Otherwise(), Otherwise(), tmp_path / "alone", tmp_path / "by turns"
+    with served(one, alone) as (_, p):
+        folds = {step(p, task, model=model, path=path, **more).step.fold for task in lists}
+    with served(two, turns) as (_, p):
+        for n, task in enumerate(lists):
+            if n % 2:
+                with served(two, turns) as (_, other):
+                    step(other, task, model=model, path=path, **more)
+            else:
+                step(p, task, model=model, path=path, **more)
+                stored_of(turns)
+    assert [n for n, pair in enumerate(zip(one.came, two.came, strict=True)) if pair[0] != pair[1]] == []
+    assert stored_of(turns) == pytest.approx(stored_of(alone))
+    assert len(folds) > 2

@@ -397,7 +397,7 @@ class MemoryBankState(Session):
 
     def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
         self.ledger.add(charge, sent, came)
-        self.prefix_cache.ask(self.idle)
+        self.prefix_cache.ask(self.idle, charge)
         self._charged, self.idle = True, 0.0
         self.save()
 

@@ -143,13 +143,16 @@ def charge_step(context: Context, session: Session) -> None:
     plan, ledger, view = context.plan, session.ledger, context.plan.view
     sent = came = view.digests[: len(view.messages)]
     if same_objects(context, view.messages):
-        shared = view.tokens_before[common_length(ledger.sent, sent)]
+        length = common_length(ledger.sent, sent)
+        shared = view.tokens_before[length]
     else:
         measured = [*_measured(context, session.counter)]
         sent = [digest for digest, _ in measured]
-        shared = sum(tokens for _, tokens in measured[: common_length(ledger.sent, sent)])
+        length = common_length(ledger.sent, sent)
+        shared = sum(tokens for _, tokens in measured[:length])
     known = known_tokens(view, ledger)
     charge = ledger.step(session.prefix_cache.ratios, plan.tokens, shared, plan.full_tokens, known)
+    charge.standing, charge.is_longer = shared, 0 < length == len(ledger.sent)
     session.charge(charge, sent, came)
 
 

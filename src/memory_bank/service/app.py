@@ -181,9 +181,9 @@ class Service:
                 step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         is_as_built = exchange.memory == ("unchanged" if step.unchanged else "rebuilt")
-        if is_whole and is_as_built and step.sent_context is not None:
+        if is_whole and is_as_built and step.charge is not None:
             cached = exchange.usage.cached if exchange.usage.untold is None else None
-            step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
+            step.state.prefix_cache.answered(step.charge, cached, by_marks=by_marks)
         refused = exchange.reason in (REFUSED, THINKING_LEFT_OUT)
         status = "refused" if refused else "failed" if step.broke else exchange.memory
         ended |= {"status": CONTROL if step.control else status}

@@ -44,7 +44,7 @@ from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, Stora
 from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope
-from memory_bank.pricing import Charge, SentContext
+from memory_bank.pricing import Charge
 from memory_bank.processor import MemoryProcessor, NotSentError, apply_policy, change_since
 from memory_bank.service.project import project_of_prompt
 from memory_bank.service.proxy.api import RequestHistory
@@ -84,8 +84,8 @@ class Rebuilt(StepFigures):
     ``unchanged``: the context is the messages that came. ``known_tokens``: of the messages of the full history that
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
     and reports how many tokens it sent in all.
-    ``changes_again``: neither this context nor the one before begins as its predecessor. ``sent_context``: the
-    context for the prefix cache, ``charge`` what the step costs as far as is known. ``fates``: see StepToStore.
+    ``changes_again``: neither this context nor the one before begins as its predecessor. ``charge``: what
+    the step costs as far as is known. ``fates``: see StepToStore.
     """
 
     context: list[object] = field(repr=False)
@@ -98,7 +98,6 @@ class Rebuilt(StepFigures):
     changes_again: bool = False
     plan: Plan | None = field(default=None, repr=False)
     state: Session = field(repr=False)
-    sent_context: SentContext | None = field(default=None, repr=False)
     charge: Charge | None = field(default=None, repr=False)
     fates: Mapping[str, Sequence[int]] | None = field(default=None, repr=False)
 
@@ -274,11 +273,10 @@ class Sessions:
                 changed_at, changed = change_since(kept.sent, context, context)
                 changes_again = kept.changed and changed_at is not None
                 kept.sent, kept.changed = context, changed_at is not None
-                sent, charge, records, fates = None, None, 0, None
+                charge, records, fates = None, 0, None
                 if isinstance(state, MemoryBankState):
-                    retention, records = max(state.settings.cache_retention, cached_for), len(state.steps)
-                    sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
-                    charge = state.ledger.last
+                    records = len(state.steps)
+                    charge = None if state.ledger.last is charged else state.ledger.last
                     fates = None if plan is None else state.fates(plan)
         more = count_once(state.counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
@@ -304,7 +302,6 @@ class Sessions:
             changes_again=changes_again,
             plan=plan,
             state=state,
-            sent_context=sent,
             charge=charge,
             fold=plan.fold if plan else None,
             reason=plan.why_unchanged if plan and plan.unchanged else None,
@@ -327,11 +324,11 @@ class Sessions:
         ``tokens``: of all that was sent for a step, as memory counts it; ``reported``: as the provider does. Tools
         are counted in another ratio than messages: the tokens of memory's own are returned in that of messages.
         """
-        if step.sent_context is None:
+        if step.charge is None:
             return tokens, None
         own = tokens - step.tokens  # memory's tools, and hidden turns
         whole = 0 <= own <= _MOST_TOOLS
-        ratio = step.state.prefix_cache.ratio(step.sent_context, tokens, reported, whole=whole)
+        ratio = step.state.prefix_cache.ratio(step.charge, tokens, reported, whole=whole)
         if whole and own:
             tools = reported / ratio - (step.tokens - step.beside_tokens)
             own = round(min(3 * own, max(own / 5, tools * own / (own + step.beside_tokens))))
