@@ -21,6 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -290,6 +291,23 @@ def rewinds(api: str) -> Shape:
         talk.said(f"Now look at group {turn}.")
 
 
+def branches(api: str) -> Shape:
+    """Two branches of a conversation of 50 calls, which is folded by then, take turns."""
+    talk = Talk(api)
+    for _ in range(50):
+        talk.turn()
+        yield talk.asked()
+    other = deepcopy(talk)
+    other.rng = Random(f"{api} other")
+    for n in range(80):
+        branch = (talk, other)[n % 2]
+        if n < 2:
+            branch.answered("The first ones are done.")
+            branch.said(f"Now look at the others, from the {('left', 'right')[n]}.")
+        branch.turn()
+        yield branch.asked()
+
+
 def edited(api: str) -> Shape:
     """A text of the user near the beginning is edited in place every 15 requests."""
     talk = Talk(api)
@@ -542,6 +560,7 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
     "reasoning_details": (signed, ("chat",)),
     "hours": (hours, ("chat", "responses", "messages")),
     "rewinds": (rewinds, ("chat", "responses", "messages")),
+    "branches": (branches, ("chat", "responses", "messages")),
     "edited": (edited, ("chat", "messages")),
     "compacted": (compacted, ("chat", "responses", "messages")),
     "parallel": (parallel, ("chat", "responses", "messages")),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from tests.blocks import rounds as blocks
 from tests.blocks import user as said
-from tests.chats import rounds, system, user
+from tests.chats import call, result, rounds, say, system, user
 from tests.service.caching import Cached
 from tests.service.proxied import RawUpstream, chunked, post, scripted, whole
 
@@ -114,6 +114,33 @@ def test_a_listed_cache_that_is_hidden_costs_hardly_more_than_no_memory(tmp_path
         assert cache_of(p).read < 1
     assert done.memory == "rebuilt"
     assert upstream.paid(model)[0] < alone.paid(model)[0]
+
+
+def looks(count, start=0):
+    """Calls whose outputs have 40 lines each."""
+    out = []
+    for i in range(start, start + count):
+        lines = (f"parcel {i} lane {k * i % 997}: weight {k * 7919 * i % 99991}" for k in range(40))
+        out += [call((f"c{i}", "look", {"number": i})), result(f"c{i}", "\n".join(lines))]
+    return out
+
+
+def test_two_branches_of_a_conversation_cost_hardly_more_than_no_memory(tmp_path):
+    """What the one has paid ahead of what it saved, the other may not pay once more; caches have what both begin with."""
+    upstream, alone, model = Cached(), Cached(), "gpt-5"
+    trunk = [user(), *looks(44)]
+    lists = [trunk[: 1 + 2 * n] for n in range(1, 45)]
+    for n in range(2, 24):
+        words = [say("Done."), user(f"Look to the {('left', 'right')[n % 2]}.")]
+        lists.append([*trunk, *words, *looks(n // 2, start=1_000 * (1 + n % 2))])
+    with served(upstream, tmp_path) as (_, p):
+        sessions = set()
+        for n, task in enumerate(lists):
+            sessions.add(step(p, task, b"x-other: 1", model=model).session)
+            alone({"messages": task})
+            assert upstream.paid(model)[1] <= 1.05 * alone.paid(model)[1], n
+    assert len(sessions) == 2
+    assert upstream.paid(model)[1] < 0.95 * alone.paid(model)[1]
 
 
 def test_a_cache_is_assumed_again_after_a_while(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -56,6 +56,9 @@ _KNOWN = (
     .where(_l.digest.in_(sa.bindparam("digests", expanding=True)))
     .order_by(_s.created, _s.session_id)
 )
+# what a fork has of its session; what that one paid and saved goes over to it, so that it is spent once
+_INHERITED = (_s.task, _s.control, _s.asked, _s.sent, _s.came, _s.cache, _s.paid, _s.would_pay)
+_GIVE = SET_SESSION.values({k: _s[k] - sa.bindparam(f"its_{k}") for k in ("paid", "would_pay")})
 _OLD = sa.bindparam("old", type_=_s.head.type)
 _MOVE = SET_SESSION.where(_s.head.is_not_distinct_from(_OLD)).values(head=sa.bindparam("new"))
 _MOVE_WITH_CALLS = _MOVE.values(head_calls=sa.bindparam("calls"))
@@ -193,17 +196,20 @@ class Lineage:
             twin = sa.select(_s.session_id).join(lineage, _s.session_id == _l.session_id)
             if c.execute(twin.where(_l.digest == entry.whole, _s.head == entry.head).limit(1)).first():
                 return False
-            of_parent = sa.select(_s.task, _s.control).where(_s.session_id == forked_from)
-            task, control = c.execute(of_parent).first() or (None, None)
+            of_parent = sa.select(*_INHERITED).where(_s.session_id == forked_from)
+            parent = c.execute(of_parent).mappings().first() or dict[str, Any]()
             row = {  # its agent is set by the step that follows
-                "session_id": session_id, "created": time.time(), "generation": 0,
-                "task": task, "namespace": namespace, "head": entry.head,
-                "head_calls": entry.head_calls, "forked_from": forked_from, "control": control,
+                **parent,
+                "session_id": session_id, "created": time.time(), "generation": 0, "namespace": namespace,
+                "head": entry.head, "head_calls": entry.head_calls, "forked_from": forked_from,
             }  # fmt: skip
             if fork is not None and fork.upto:
                 self.database.lock_bank(c)
             if self.database.insert_new(c, sessions, [row]) != 1:
                 return False
+            if parent and parent["would_pay"] is not None:
+                its = {f"its_{k}": parent[k] for k in ("paid", "would_pay")}
+                c.execute(_GIVE, {"session": forked_from, **its})
             if fork is not None:
                 if fork.upto:
                     _copy_beginning(c, fork, session_id)
