@@ -10,6 +10,7 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -23,10 +24,14 @@ from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.listing import list_sessions, namespace_totals
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import (
+    IDS,
     MIGRATIONS,
+    SET_SESSION,
     VERSION,
     folds,
     insights,
+    of_session,
+    records,
     schema_version,
     sessions,
     steps,
@@ -557,16 +562,49 @@ def test_syncing_is_full_unless_the_url_says_otherwise(tmp_path):
 def test_what_a_session_holds_is_read_without_its_rows():
     """However many there are: a step asks for it."""
     read: list[str] = []
-
-    def listener(*given):
-        read.append(given[2])
-
     database = Database("")
     FactStore(database, "task").store_many([a_record(n) for n in range(3)])
-    sa.event.listen(sa.Engine, "before_cursor_execute", listener)
-    try:
-        assert database.extent("task").records == 3
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", listener)
+    with database.read() as c:
+        c.connection.driver_connection.set_trace_callback(read.append)
+    assert database.extent("task").records == 3
     assert read
     assert not any("FROM records" in statement for statement in read)
+
+
+def test_the_driver_runs_statements_as_sqlalchemy_does(bank):
+    database = bank.database()
+    odd = replace(a_record(1), call_id=None, output_text="half of a pair \ud83d\0", raw_output=None)
+    facts = FactStore(database, "s")
+    facts.store_many([odd, a_record(2)])
+    ids = [odd.trace_id, "none", a_record(2).trace_id]
+    both = sa.select(records, records.c.mark.is_(None).label("bare"), sa.literal("x").label("constant"))
+    both = both.where(of_session(records), records.c.trace_id.in_(IDS)).order_by(records.c.seq)
+    with database.read() as c:
+        fetched = database.fetch(c, both, session="s", ids=ids)
+        assert fetched == Database.fetch(database, c, both, session="s", ids=ids)
+    assert [row[1:3] for row in fetched] == [("s", odd.trace_id), ("s", ids[2])]
+    assert facts.get(odd.trace_id).output_text == odd.output_text
+    with database.write() as c:
+        renamed = SET_SESSION.values(title=sa.bindparam("new"), control=True)
+        changes = [{"session": name, "new": "\udc00"} for name in ("s", "none")]
+        assert database.change(c, renamed, changes[0]) == database.change(c, renamed, changes) == 1
+    with database.read() as c:
+        [row] = database.fetch(c, sa.select(sessions.c.title, sessions.c.control))
+        assert row == ("\udc00", True)
+        assert row[1] is True
+
+
+def test_an_error_of_the_driver_is_ours_and_undoes_the_write(bank):
+    database = bank.database()
+    database.open_session("s")
+    twice = sa.update(records).values(seq=1)
+    FactStore(database, "s").store_many([a_record(1), a_record(2)])
+
+    def write(c):
+        database.change(c, SET_SESSION.values(title="lost"), {"session": "s"})
+        database.change(c, twice, {})
+
+    with pytest.raises(StorageError, match="nothing was changed"):
+        database.submit(write, "s")
+    with database.read() as c:
+        assert database.fetch(c, sa.select(sessions.c.title)) == [(None,)]

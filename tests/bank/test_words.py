@@ -215,7 +215,7 @@ def test_a_fork_has_the_words_of_its_beginning(small):
     upto = database.value(sa.select(sa.func.max(sa.column("seq"))).select_from(sa.table("records")))
     with database.write() as c:
         database.lock_bank(c)
-        _copy_beginning(c, ForkPoint("a", upto, 0), "f")
+        _copy_beginning(database, c, ForkPoint("a", upto, 0), "f")
     found = InsightStore("lexical", database, "f").rank("ORD-2")
     assert len(found) == len(ids)
     assert found[0].why == "words"

@@ -60,6 +60,8 @@ _USE = "use  sqlite:///FILE , a file name, or  postgresql://USER@HOST/DATABASE .
 READ_VERSION = "SELECT version_num FROM schema_version"
 MOST_REQUESTS = 60
 """What a session's user said that is kept: the newest."""
+Values = Mapping[str, object] | Sequence[Mapping[str, object]]
+"""The parameters of a statement, or those of each of its runs."""
 ANY: Any = object()
 """Any namespace, as an argument."""
 
@@ -385,9 +387,19 @@ class Database:
             self._failed_write = None
         return result
 
+    def fetch(
+        self, c: Connection, statement: sa.Select[*tuple[Any, ...]], **values: object
+    ) -> Sequence[tuple[Any, ...]]:
+        """All rows of a statement that steps run, and that is built once."""
+        return c.execute(statement, values).all()
+
+    def change(self, c: Connection, statement: sa.UpdateBase, values: Values) -> int:
+        """Within a write, run a statement that is built once, for each of the values; how many rows it changed."""
+        return c.execute(statement, values).rowcount
+
     def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> int:
         """Within a write, insert rows, skip existing ones, and return how many were inserted."""
-        return c.execute(_insert_new(type(self).insert, table), rows).rowcount
+        return self.change(c, _insert_new(type(self).insert, table), rows)
 
     def check_writing(self) -> None:
         """Raise StorageError if the database can only be read, its disk is nearly full, or a write has failed."""
@@ -417,6 +429,7 @@ class Database:
     def _transaction(self, creating: bool = False, *, erasing: bool = False) -> Iterator[Connection]:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
             self.check_place(connection)
+            connection.begin()
             try:
                 self.begin_write(connection, creating, erasing)
                 now = VERSION if creating or self.in_memory else self.version_in_write(connection)
@@ -501,7 +514,7 @@ class Database:
 
     def revive(self, c: Connection, session_id: str) -> None:
         """Within a write, list a deleted session again."""
-        c.execute(_REVIVE, {"session": session_id})
+        self.change(c, _REVIVE, {"session": session_id})
 
     def set_session(self, session_id: str, **values: object) -> None:
         """Store the ``task`` or the ``title`` of a session, or when it was ``deleted`` (its row stays)."""
@@ -565,9 +578,8 @@ class Database:
         values = {"session": session_id, "more_paid": sums[0], "more_full": sums[1]}
         values |= {"is_told": told is not None, "told": told and told[0]}
         if step:
-            c.execute(_CHARGE, {**values, **{f"new_{k}": v for k, v in step.items()}, "now": self.now(c)})
-        else:
-            c.execute(_SETTLE, values)
+            values |= {"now": self.now(c), **{f"new_{k}": v for k, v in step.items()}}
+        self.change(c, _CHARGE if step else _SETTLE, values)
 
     def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
         """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""
@@ -617,7 +629,7 @@ class Database:
     def extent(self, session_id: str) -> Extent:
         """What is stored of a session, in numbers, and its ledger."""
         with self.read() as c:
-            row = c.execute(_EXTENT, {"session": session_id}).one()
+            [row] = self.fetch(c, _EXTENT, session=session_id)
             generation, count, made, waiting, fold, folded, asked, *ledger = row
             idle = 0.0 if asked is None else max(0.0, self.now(c) - asked)
         last_fold = LastFold(fold or 0, folded or 0.0)

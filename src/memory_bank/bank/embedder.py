@@ -41,18 +41,18 @@ def bank_embedder(database: Database) -> tuple[str, int] | None:
 def check_embedder(database: Database, name: str, dimension: int | None) -> None:
     """Raise EmbedderMismatchError if the bank has embeddings of another embedder."""
     with database.read() as c:
-        is_known(c, database.name, name, dimension)
+        is_known(c, database, name, dimension)
 
 
-def is_known(c: Connection, where: str, name: str, dimension: int | None) -> bool:
+def is_known(c: Connection, database: Database, name: str, dimension: int | None) -> bool:
     """Whether the bank has this embedder; False if it has none yet. Raises EmbedderMismatchError for another one."""
-    known = dict(c.execute(_BANK).all())
+    known = dict(database.fetch(c, _BANK))
     old_name, old_dimension = known.get("embedder"), known.get("dimension")
     if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):
         return old_name is not None and dimension is not None
     if c.execute(sa.select(insights.c.seq).limit(1)).first() is None:
         return False
-    raise mismatch(where, old_name, old_dimension, name, dimension)
+    raise mismatch(database.name, old_name, old_dimension, name, dimension)
 
 
 def mismatch(
@@ -68,12 +68,12 @@ def mismatch(
 
 def bind(c: Connection, database: Database, name: str, dimension: int) -> None:
     """Within a write, make this embedder the bank's until the write's end. Raises EmbedderMismatchError."""
-    known = is_known(c, database.name, name, dimension)
+    known = is_known(c, database, name, dimension)
     if database.lock_bank(c, exclusive=not known):  # another process may have stored one before the lock
-        held, known = known, is_known(c, database.name, name, dimension)
+        held, known = known, is_known(c, database, name, dimension)
         if held and not known:  # the bank was emptied meanwhile
             database.lock_bank(c, exclusive=True)
-            known = is_known(c, database.name, name, dimension)
+            known = is_known(c, database, name, dimension)
     if not known:
         remember(c, (name, dimension))
 

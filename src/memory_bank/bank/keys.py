@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import api_keys
@@ -45,6 +44,9 @@ class ApiKey:
     def fits(self, key: str) -> bool:
         """Whether ``key`` is this one, compared in constant time."""
         return hmac.compare_digest(digest_of(key), self.digest)
+
+
+_EVERY = sa.select(*(_k[name] for name in ApiKey.__dataclass_fields__)).order_by(_k.created, _k.key_id)
 
 
 def digest_of(key: str) -> str:
@@ -96,7 +98,8 @@ class Keys:
             digest=digest_of(key),
         )
         with self.database.write() as c:
-            if any(k.name == name and k.revoked is None for k in _read(c)):
+            stored_keys = [ApiKey(*row) for row in self.database.fetch(c, _EVERY)]
+            if any(k.name == name and k.revoked is None for k in stored_keys):
                 raise ConfigError(f"there is a key {name!r}: give this one another name, or revoke that one.")
             c.execute(sa.insert(api_keys), {f: getattr(stored, f) for f in ApiKey.__dataclass_fields__})
         return stored, key
@@ -104,12 +107,12 @@ class Keys:
     def all(self) -> list[ApiKey]:
         """All keys, revoked ones included, oldest first."""
         with self.database.read() as c:
-            return _read(c)
+            return [ApiKey(*row) for row in self.database.fetch(c, _EVERY)]
 
     def revoke(self, which: str) -> ApiKey:
         """Revoke a key, named by key_id or name; a revoked key stays revoked. Raises NotFoundError."""
         with self.database.write() as c:
-            every = _read(c)
+            every = [ApiKey(*row) for row in self.database.fetch(c, _EVERY)]
             named = [k for k in every if k.key_id == which] or [k for k in every if k.name == which]
             if not named:
                 raise NotFoundError("there is no such key: `memory-bank keys list` shows those there are.")
@@ -118,7 +121,3 @@ class Keys:
                 key = replace(key, revoked=time.time())
                 c.execute(sa.update(api_keys).where(_k.key_id == key.key_id).values(revoked=key.revoked))
         return key
-
-
-def _read(c: Connection) -> list[ApiKey]:
-    return [ApiKey(**row) for row in c.execute(sa.select(*_k).order_by(_k.created, _k.key_id)).mappings()]

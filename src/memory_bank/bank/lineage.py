@@ -48,7 +48,9 @@ class Offer(StrEnum):
 
 _l, _s, _r = lineage.c, sessions.c, records.c
 _NEWEST = sa.select(sa.func.max(_r.seq)).where(of_session(records))
-_LAST = sa.select(sa.func.max(_l.number)).where(of_session(lineage))
+_LAST = sa.select(
+    sa.select(sa.func.max(_l.number)).where(of_session(lineage)).scalar_subquery(), _NEWEST.scalar_subquery()
+)
 _HEAD = sa.select(_s.head).where(of_session(sessions))
 _KNOWN = (
     sa.select(*_l, _s.head, _s.head_calls, _s.forked_from, _s.namespace)
@@ -153,12 +155,13 @@ class Lineage:
     def known(self, digests: Collection[str]) -> list[KnownDigest]:
         """The sessions that have these digests; of up to 500 digests, the oldest session first."""
         with self.database.read() as c:
-            found = [c.execute(_KNOWN, {"digests": part}).all() for part in in_parts(list(digests))]
+            found = [self.database.fetch(c, _KNOWN, digests=part) for part in in_parts(list(digests))]
         return [KnownDigest._make(row) for rows in found for row in rows]
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""
-        return self.database.value(_HEAD, session=session_id)
+        with self.database.read() as c:
+            return next((head for [head] in self.database.fetch(c, _HEAD, session=session_id)), None)
 
     def newest(self, session_id: str) -> int:
         """The ``seq`` of a session's newest record, 0 for none."""
@@ -174,11 +177,10 @@ class Lineage:
 
         def write(c: Connection) -> bool:
             new = {"session": session_id, "old": head, "new": entry.head}
-            if entry.same_calls:
-                moved = c.execute(_MOVE, new)
-            else:
-                moved = c.execute(_MOVE_WITH_CALLS, {**new, "calls": entry.head_calls})
-            if moved.rowcount != 1:
+            move = _MOVE if entry.same_calls else _MOVE_WITH_CALLS
+            if not entry.same_calls:
+                new["calls"] = entry.head_calls
+            if self.database.change(c, move, new) != 1:
                 return False
             self._add(c, session_id, entry)
             fault_point("lineage.executed")
@@ -212,7 +214,7 @@ class Lineage:
                 c.execute(_GIVE, {"session": forked_from, **its})
             if fork is not None:
                 if fork.upto:
-                    _copy_beginning(c, fork, session_id)
+                    _copy_beginning(self.database, c, fork, session_id)
                 # a fork at one of these digests is a fork of the older session
                 inherited = sa.select(_l.digest, sa.literal(session_id), _l.number, sa.literal(0))
                 inherited = inherited.where(_l.session_id == fork.session_id, _l.number <= fork.number)
@@ -243,9 +245,8 @@ class Lineage:
 
     def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
         """Within a write that holds the session, insert the digests of a request and delete the oldest."""
-        mine = {"session": session_id}
-        number = 1 + (c.execute(_LAST, mine).scalar() or 0)
-        before = c.execute(_NEWEST, mine).scalar() or 0
+        [[last, newest]] = self.database.fetch(c, _LAST, session=session_id)
+        number, before = 1 + (last or 0), newest or 0
         since = 0 if entry.begins else before
         new = [(d, number + i, before) for i, d in enumerate(dict.fromkeys([*entry.calls, entry.whole]))]
         last = new[-1][1]
@@ -255,10 +256,10 @@ class Lineage:
         ]
         self.database.insert_new(c, lineage, rows)
         if number > KEPT:
-            c.execute(_DROP, {**mine, "last": last - KEPT})
+            self.database.change(c, _DROP, {"session": session_id, "last": last - KEPT})
 
 
-def _copy_beginning(c: Connection, fork: ForkPoint, other: str) -> None:
+def _copy_beginning(database: Database, c: Connection, fork: ForkPoint, other: str) -> None:
     """Within a write that holds the bank (``lock_bank``), copy records and insights in order to a session."""
     session = {"session": fork.session_id}
 
@@ -282,7 +283,7 @@ def _copy_beginning(c: Connection, fork: ForkPoint, other: str) -> None:
         )
         while batch := list(islice(copies, _AT_ONCE)):
             c.execute(sa.insert(table), batch)
-    copy_words(c, fork.session_id, other, ids)
+    copy_words(database, c, fork.session_id, other, ids)
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:

@@ -317,7 +317,7 @@ class _Verification:
                 for row in c.execute(joined.where(_i.seq.in_(part))).mappings().all():
                     terms = terms_of(row["summary"], None if row["seq"] is None else from_row(row))
                     new = {"trace_id": row["of"], "session_id": row["in_session"], "terms": terms}
-                    add_insights(c, [new])
+                    add_insights(self.database, c, [new])
         for name, count in sorted(names.items()):
             yield Defect("words", f"{count:,} of its insights have no words", _name(name), mended=self.repair)
         if left or damaged:

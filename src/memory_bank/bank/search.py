@@ -160,7 +160,7 @@ class InsightSearch:
                 raise StorageError(f"{self.database.name}: {what} --db {self.database.name}") from e
             if not len(index.seqs):
                 return []
-            is_known(c, self.database.name, self.embedder_name, None)
+            is_known(c, self.database, self.embedder_name, None)
             parts = in_parts(list(exclude))
             excluded = [seq for p in parts for seq in c.execute(_SEQS, {"session": own, "ids": p}).scalars()]
         if index.loose >= 2 * self.database.block_size:  # as after an import, or in a bank of an older form

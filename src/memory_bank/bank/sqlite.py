@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.util import LRUCache
 
-from memory_bank.bank.database import Database, first_line
+from memory_bank.bank.database import Database, Values, first_line
 from memory_bank.bank.schema import metadata, triggers
 from memory_bank.errors import DatabaseOpenError, StorageError
 
@@ -221,6 +221,19 @@ class Sqlite(Database):
             # the write lock at once, so that two readers cannot deadlock; by the driver: half the time
             c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
 
+    def fetch(
+        self, c: Connection, statement: sa.Select[*tuple[Any, ...]], **values: object
+    ) -> Sequence[tuple[Any, ...]]:
+        cursor, read = _run(c, statement, [values], many=False)
+        if not any(read):
+            return cursor.fetchall()
+        return [tuple(f(v) if f else v for f, v in zip(read, row, strict=True)) for row in cursor]
+
+    def change(self, c: Connection, statement: sa.UpdateBase, values: Values) -> int:
+        if isinstance(values, Mapping):
+            return _run(c, statement, [values], many=False)[0].rowcount
+        return _run(c, statement, values, many=True)[0].rowcount
+
     def wipe(self, seconds: float) -> None:
         """See Database. Empties the write-ahead log, which holds pages from before a deletion.
 
@@ -347,6 +360,51 @@ def _make_private(file: Path) -> None:
         still = file.stat().st_mode & 0o077
         done = "can, until its owner changes that with chmod 600," if still else "could"
         logger.warning("others %s read %s, which holds tool outputs (mode %o)", done, file, mode)
+
+
+Convert = Callable[[Any], Any] | None
+"""What makes a value one of the driver's, or reads one of the driver's; None: it is as it is."""
+
+
+def _run(
+    c: Connection, statement: Any, rows: Sequence[Mapping[str, Any]], *, many: bool
+) -> tuple[sqlite3.Cursor, list[Convert]]:
+    """Run a statement by the driver, a fifth of SQLAlchemy's time; its cursor, and what reads its columns."""
+    shape = tuple([(k, len(v) if isinstance(v, (list, tuple)) else None) for k, v in rows[0].items()])
+    text, places, constants, read = _compile(statement, shape, many)
+    ordered = []
+    for row in rows:
+        given = {**constants, **row}
+        values = [(given[k] if n is None else given[k][n], binds) for k, n, binds in places]
+        ordered.append([binds(v) if binds else v for v, binds in values])
+    driver: sqlite3.Connection = c.connection.driver_connection  # type: ignore[assignment]
+    try:
+        return driver.executemany(text, ordered) if many else driver.execute(text, ordered[0]), read
+    except sqlite3.Error as e:
+        raise sa.exc.OperationalError(text, None, e) from e
+
+
+@functools.lru_cache(256)
+def _compile(
+    statement: Any, shape: tuple[tuple[str, int | None], ...], many: bool
+) -> tuple[str, list[tuple[str, int | None, Convert]], dict[str, Any], list[Convert]]:
+    """A statement's text; the name, the place in a list and the conversion of each parameter; constants; readers.
+
+    ``shape``: the names of parameters, with the number of values of those that are lists.
+    """
+    dialect, given = sqlite.dialect(), {name: n if n is None else [None] * n for name, n in shape}
+    compiled = statement.compile(dialect=dialect, column_keys=[*given], for_executemany=many)
+    state = compiled.construct_expanded_state(given)
+    lists = {p: (name, n) for name, ps in state.parameter_expansion.items() for n, p in enumerate(ps)}
+    places: list[tuple[str, int | None, Convert]] = []
+    for name in state.positiontup:
+        key, n = lists.get(name, (name, None))
+        binds = compiled.binds[key].type.dialect_impl(dialect).bind_processor(dialect)
+        places.append((key, n, binds) if key in given else (name, None, binds))
+    constants = {name: v for name, v in state.parameters.items() if name not in given}
+    columns = statement.selected_columns if isinstance(statement, sa.Select) else ()
+    read: Any = [col.type.dialect_impl(dialect).result_processor(dialect, None) for col in columns]
+    return state.statement, places, constants, read
 
 
 @functools.cache

@@ -57,8 +57,9 @@ _MADE = sa.select(_t.number, _t.created).where(
     of_session(steps), _t.created.in_(sa.bindparam("made", expanding=True))
 )
 _ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.number == sa.bindparam("of"))
-_SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
-_LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
+_LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps)).scalar_subquery()
+_SESSION = sa.select(sessions.c.generation, sessions.c.deleted, _LAST).where(of_session(sessions))
+_INSERT = sa.insert(steps)
 _old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to"), _t.answer.is_not(None)
 _DROP_ANSWERS = sa.update(steps).where(of_session(steps), *_old).values(answer=sa.null())
 
@@ -181,11 +182,11 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
             begun = [(s, outcomes.pop(s.figures.created, s)) for s in mine if not s.outcome]
             _add(database, c, session_id, begun, kept)
             if outcomes:
-                found = c.execute(_MADE, {"session": session_id, "made": [*outcomes]}).all()
+                found = database.fetch(c, _MADE, session=session_id, made=[*outcomes])
                 for number, made in found:
                     row = _row(outcomes[made].figures)
                     values = {"session": session_id, "of": number, "answer": outcomes[made].answer}
-                    c.execute(_ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
+                    database.change(c, _ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
 
 
 def _add(
@@ -196,28 +197,29 @@ def _add(
     kept: int | None,
 ) -> None:
     """Store steps, each with its outcome, or itself where that is not known yet."""
-    session = {"session": session_id}
-    known = c.execute(_SESSION, session).first()
-    new = [one for one in new if known and (known.deleted is None or one[0].figures.created > known.deleted)]
-    if not new or known is None:
+    known = database.fetch(c, _SESSION, session=session_id)
+    generation, deleted, before = known[0] if known else (0, float("inf"), 0)
+    new = [one for one in new if deleted is None or one[0].figures.created > deleted]
+    if not new:
         return
-    before = c.execute(_LAST, session).scalar() or 0
+    before = before or 0
     last = before + len(new)
     rows = []
     for number, (step, outcome) in enumerate(new, before + 1):
         came_to = _row(outcome.figures)
         row = _row(step.figures) | {k: came_to[k] for k in _OUTCOME} | {"number": number}
         row["answer"] = outcome.answer if kept is None or number > last - kept else None
-        if step.generation not in (None, known.generation):
+        if step.generation not in (None, generation):
             row["fold"] = None
         elif step.fates is not None:
             row["fates"] = json.dumps({fate: _runs(numbers) for fate, numbers in step.fates.items()})
         rows.append(row)
-    c.execute(sa.insert(steps), rows)
+    database.change(c, _INSERT, rows)
     if kept is not None:
         above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-        c.execute(_DROP_ANSWERS, {**session, "above": above, "to": last - kept})
-    database.revive(c, session_id)
+        database.change(c, _DROP_ANSWERS, {"session": session_id, "above": above, "to": last - kept})
+    if deleted is not None:
+        database.revive(c, session_id)
 
 
 def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:

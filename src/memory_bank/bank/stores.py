@@ -323,8 +323,10 @@ class InsightStore:
             bind(c, self.database, self.embedder_name, dimension_of(rows[0]["embedding"]))
         self.database.lock_session(c, self.session_id)
         if only_wanted:
-            wanted = rows_by_id(c, _WANTED, self.session_id, [r["trace_id"] for r in rows])
-            bare = {t for t, row in wanted.items() if not row["waits"]}
+            parts = in_parts([r["trace_id"] for r in rows])
+            found = [self.database.fetch(c, _WANTED, session=self.session_id, ids=part) for part in parts]
+            wanted = {trace_id: is_waiting for part in found for trace_id, is_waiting in part}
+            bare = {trace_id for trace_id, is_waiting in wanted.items() if not is_waiting}
             rows = [r for r in rows if r["trace_id"] in (wanted if r["due"] is None else bare)]
         if not rows:
             return
@@ -334,7 +336,7 @@ class InsightStore:
             for part in in_parts([r["trace_id"] for r in rows]):
                 delete_insights(c, of_session(insights) & _i.trace_id.in_(part), **self._mine)
             c.execute(sa.insert(insights), short)
-        add_insights(c, rows)
+        add_insights(self.database, c, rows)
         fault_point("insights.executed")
 
     def search(self, query: str, top_k: int = 3) -> list[str]:

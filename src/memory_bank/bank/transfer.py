@@ -354,7 +354,7 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
             for part in in_parts(fresh, _BATCH):
                 if table is insights:
                     c.execute(sa.insert(table), [{**row, "terms": row["terms"][:HEAD_BYTES]} for row in part])
-                    add_insights(c, part)
+                    add_insights(database, c, part)
                 else:
                     database.insert_new(c, table, part)
         if not is_new and (any(inserted) or any(before[k] != v for k, v in values.items())):

@@ -84,11 +84,11 @@ _BODIES = sa.select(_b.first, _b.bucket, _b.body).where(
 _OF_BLOCK = _b.namespace == _NAMESPACE, _b.first == sa.bindparam("of")
 
 
-def add_insights(c: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+def add_insights(database: Database, c: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Within a write, store the terms of insights that were inserted: rows with the ``terms`` of ``terms_of``."""
     if rows:
-        named = ({"terms": r["terms"], "trace": r["trace_id"], "session": r["session_id"]} for r in rows)
-        c.execute(_ADD, list(named))
+        named = [{"terms": r["terms"], "trace": r["trace_id"], "session": r["session_id"]} for r in rows]
+        database.change(c, _ADD, named)
 
 
 def delete_insights(c: Connection, which: sa.ColumnElement[bool], **values: object) -> int:
@@ -105,7 +105,9 @@ def delete_insights(c: Connection, which: sa.ColumnElement[bool], **values: obje
     return len(gone)
 
 
-def copy_words(c: Connection, session_id: str, other: str, ids: Mapping[str, str]) -> None:
+def copy_words(
+    database: Database, c: Connection, session_id: str, other: str, ids: Mapping[str, str]
+) -> None:
     """Within a write, give the copies of a session's insights, by trace_id, in another session their words."""
     mine = {"session": session_id}
     seqs = c.execute(sa.select(_i.seq).where(of_session(insights)), mine).scalars().all()
@@ -114,7 +116,7 @@ def copy_words(c: Connection, session_id: str, other: str, ids: Mapping[str, str
         stored = sa.select(_i.trace_id, _w.terms).join_from(words, insights, _i.seq == _w.seq)
         found = c.execute(stored.where(of_session(insights)), mine).all()
         copies = [{"terms": t, "trace_id": ids[i], "session_id": other} for i, t in found if i in ids]
-        add_insights(c, copies)
+        add_insights(database, c, copies)
 
 
 def _take_apart(c: Connection, rows: Mapping[int, str]) -> int:

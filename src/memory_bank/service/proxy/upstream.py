@@ -38,7 +38,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _DOT_SEGMENT = re.compile(rb"(?:^|/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)", re.IGNORECASE)
 _OWN_HEADER = b"x-memory-"
-_AT_ONCE = 16  # requests in one pool
+_AT_ONCE = 4  # requests in one pool
 _NO_BODY = (204, 304)  # statuses without a body; what follows them is none of ours
 _HOP_BY_HOP = frozenset(  # RFC 9110, section 7.6.1
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
