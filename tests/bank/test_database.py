@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -608,3 +609,32 @@ def test_an_error_of_the_driver_is_ours_and_undoes_the_write(bank):
         database.submit(write, "s")
     with database.read() as c:
         assert database.fetch(c, sa.select(sessions.c.title)) == [(None,)]
+
+
+def test_a_write_that_can_be_made_again_does_not_wait_for_the_disk(tmp_path):
+    """With others in its transaction it does where one of these has to."""
+
+    def level(c):
+        return c.exec_driver_sql("PRAGMA synchronous").scalar()
+
+    database, normal = Database(tmp_path / "a.db"), Database(f"sqlite:///{tmp_path}/b.db?synchronous=normal")
+    durable = [True, False, False, True]
+    assert [database.submit(level, "s", durable=d) for d in durable] == [2, 1, 1, 2]
+    assert [normal.submit(level, "s", durable=d) for d in durable] == [1] * 4
+    with database.write(durable=False) as c:
+        assert level(c) == 1
+    with database.write() as c:
+        assert level(c) == 2
+    writer, held = database._writer, threading.Event()
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(database.submit, lambda _: held.wait(5), "s")
+        while writer.free:
+            time.sleep(0.01)
+        others = [threads.submit(database.submit, level, "s", durable=d) for d in (False, True)]
+        while len(writer.waiting) < 2:
+            time.sleep(0.01)
+        held.set()
+        assert first.result()
+        assert [other.result() for other in others] == [2, 2]
+    database.close()
+    normal.close()

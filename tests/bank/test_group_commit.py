@@ -110,7 +110,7 @@ def test_a_commit_that_fails_fails_all_of_its_writes_and_no_later_one(database):
     broken = threading.Event()
 
     @contextlib.contextmanager
-    def transaction():
+    def transaction(durable):
         with database.write() as c:
             yield c
             if broken.is_set():

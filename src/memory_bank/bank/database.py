@@ -190,7 +190,9 @@ class Database:
         """Begin a transaction that only reads, all of it from the state at its first statement."""
         raise NotImplementedError
 
-    def begin_write(self, c: Connection, creating: bool = False, erasing: bool = False) -> None:
+    def begin_write(
+        self, c: Connection, creating: bool = False, erasing: bool = False, durable: bool = True
+    ) -> None:
         """Begin a transaction that writes, creates tables or erases. Raises StorageError, DatabaseOpenError."""
         raise NotImplementedError
 
@@ -351,12 +353,12 @@ class Database:
                 connection.rollback()
 
     @contextmanager
-    def write(self, *, erasing: bool = False) -> Iterator[Connection]:
+    def write(self, *, erasing: bool = False, durable: bool = True) -> Iterator[Connection]:
         """A connection in a transaction, committed at the end and rolled back on any error.
 
-        ``erasing``: also on a disk on which there is room for deletions alone.
+        ``erasing``: also on a disk on which there is room for deletions alone. ``durable``: see ``submit``.
         """
-        with self._mapped(writing=True), self._transaction(erasing=erasing) as connection:
+        with self._mapped(writing=True), self._transaction(erasing=erasing, durable=durable) as connection:
             yield connection
 
     @contextmanager
@@ -370,18 +372,26 @@ class Database:
             yield connection
         self._wipe(1.0)
 
-    def submit(self, operation: Callable[[Connection], T], session_id: str, *, is_small: bool = False) -> T:
+    def submit(
+        self,
+        operation: Callable[[Connection], T],
+        session_id: str,
+        *,
+        is_small: bool = False,
+        durable: bool = True,
+    ) -> T:
         """Run a write to a session and return its result once it is committed.
 
         Waiting writes of this process's threads share a transaction; one that fails undoes only its own
         changes. A write must not roll back itself, and may be run again after it was rolled back.
-        ``is_small``: that it succeeds does not show that there is room for others.
+        ``is_small``: that it succeeds does not show that there is room for others. ``durable``: with SQLite, a loss
+        of power (not of the process) may take back one that is not, until the next one that is.
         """
         with self._mapped(writing=True):
             if self._writer is not None:
-                result = self._writer.run(operation, session_id)
+                result = self._writer.run(operation, session_id, durable)
             else:
-                with self._transaction() as connection:
+                with self._transaction(durable=durable) as connection:
                     result = operation(connection)
         if not is_small:
             self._failed_write = None
@@ -426,12 +436,14 @@ class Database:
             self.wipe(seconds)
 
     @contextmanager
-    def _transaction(self, creating: bool = False, *, erasing: bool = False) -> Iterator[Connection]:
+    def _transaction(
+        self, creating: bool = False, *, erasing: bool = False, durable: bool = True
+    ) -> Iterator[Connection]:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
             self.check_place(connection)
             connection.begin()
             try:
-                self.begin_write(connection, creating, erasing)
+                self.begin_write(connection, creating, erasing, durable)
                 now = VERSION if creating or self.in_memory else self.version_in_write(connection)
             except connection.dialect.loaded_dbapi.Error as e:  # of the driver, which is asked directly
                 raise sa.exc.OperationalError("BEGIN", None, e) from e

@@ -31,6 +31,7 @@ class _OneFailed(Exception):
 class _Write(Generic[T]):
     operation: Operation[T]
     session_id: str
+    durable: bool
     taken: bool = False  # a leader runs it
     done: bool = False
     alone: bool = False  # another transaction holds its session: it runs by itself
@@ -39,7 +40,7 @@ class _Write(Generic[T]):
 
 
 class GroupWriter:
-    """Runs writes in shared transactions; ``transaction()`` opens one and commits it at its end.
+    """Runs writes in shared transactions; ``transaction(durable=…)`` opens one and commits it at its end.
 
     ``hold(c, sessions)`` is called first if there are several writes. It locks those sessions that no other
     transaction holds, without waiting, and returns them. ``free``: how many more transactions may run now.
@@ -47,7 +48,7 @@ class GroupWriter:
 
     def __init__(
         self,
-        transaction: Callable[[], AbstractContextManager[Connection]],
+        transaction: Callable[..., AbstractContextManager[Connection]],
         hold: Callable[[Connection, Collection[str]], Collection[str]],
         leaders: int = 1,
     ) -> None:
@@ -57,9 +58,9 @@ class GroupWriter:
         self.waiting: list[_Write[Any]] = []
         self.free = leaders
 
-    def run(self, operation: Operation[T], session_id: str) -> T:
+    def run(self, operation: Operation[T], session_id: str, durable: bool = True) -> T:
         """The result of ``operation`` once committed; if it raises, nothing is stored. It may run a second time."""
-        write = _Write(operation, session_id)
+        write = _Write(operation, session_id, durable)
         with self._changed:
             self.waiting.append(write)
             try:
@@ -84,7 +85,7 @@ class GroupWriter:
                 if len(batch) > 1:
                     self._commit(batch)
                 else:
-                    with self._transaction() as c:
+                    with self._transaction(durable=durable) as c:
                         write.result = operation(c)
             finally:
                 with self._changed:
@@ -93,7 +94,7 @@ class GroupWriter:
                         other.done = True
                     self._changed.notify_all()
         if write.alone:
-            with self._transaction() as c:
+            with self._transaction(durable=durable) as c:
                 return operation(c)
         if write.error is not None:
             raise write.error
@@ -121,7 +122,7 @@ class GroupWriter:
 
     def _run(self, batch: list[_Write[Any]], *, savepoints: bool) -> None:
         """Run the writes in one transaction; one that fails undoes all, or only itself with savepoints."""
-        with self._transaction() as c:
+        with self._transaction(durable=any(write.durable for write in batch)) as c:
             held = self._hold(c, {w.session_id for w in batch})
             for write in batch:
                 write.alone = write.session_id not in held

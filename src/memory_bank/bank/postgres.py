@@ -160,7 +160,13 @@ class Postgres(Database):
         c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         c.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
-    def begin_write(self, c: Connection, creating: bool = False, erasing: bool = False) -> None:  # noqa: ARG002
+    def begin_write(
+        self,
+        c: Connection,
+        creating: bool = False,
+        erasing: bool = False,  # noqa: ARG002
+        durable: bool = True,  # noqa: ARG002
+    ) -> None:
         """See Database. The transaction begins with its first statement."""
         c.info.pop(_HELD, None)
         if not creating:

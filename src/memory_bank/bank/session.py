@@ -424,7 +424,7 @@ class MemoryBankState(Session):
                 if insights is not None:
                     insights(write)
                 elif write is not None:
-                    self.database.submit(write, self.session_id, is_small=True)
+                    self.database.submit(write, self.session_id, is_small=True, durable=False)
                 if charged:
                     self._stored_lists = step["sent"], step["came"]
                 self._told, self._charged = told, self._charged and not charged

@@ -37,6 +37,7 @@ KEPT_ROOM = 8 * 2**20
 """Bytes of a disk, at most an eighth of it, that are left for deletions: other writes are refused below."""
 _TIGHT = 64 * 2**20  # bytes of a disk below which deleted content is cut off instead of overwritten
 _JOURNAL = 256 * 2**10  # bytes of a disk below which deletions are written without a journal on it
+_LEVEL = "synchronous"  # of a connection, where it is not that of the URL
 _INCREMENTAL, _PAGES = 2, 256  # the number of that auto_vacuum; pages that are cut off at a time
 BUSY_TIMEOUT_MS = 5_000
 CREATION_TIMEOUT_MS = 60_000
@@ -80,8 +81,8 @@ class Sqlite(Database):
             raise DatabaseOpenError(
                 "a SQLite URL has no host and no user: use  sqlite:///FILE  or a file name."
             )
-        synchronous = str(query.pop("synchronous", "full")).upper()
-        if query or synchronous not in ("FULL", "NORMAL"):
+        self._synchronous = str(query.pop("synchronous", "full")).upper()
+        if query or self._synchronous not in ("FULL", "NORMAL"):
             raise DatabaseOpenError(
                 "a SQLite URL takes one option: use  sqlite:///FILE  or  sqlite:///FILE?synchronous=normal ."
             )
@@ -106,7 +107,7 @@ class Sqlite(Database):
                     _write_in_place(connection)
                 else:
                     _write_ahead(connection)
-                connection.execute(f"PRAGMA synchronous={synchronous}")
+                connection.execute(f"PRAGMA synchronous={self._synchronous}")
                 _note_owner(self._file, connection.execute("PRAGMA user_version").fetchone()[0])
 
         return engine
@@ -199,7 +200,9 @@ class Sqlite(Database):
         if not self.in_memory:
             c.exec_driver_sql("BEGIN")
 
-    def begin_write(self, c: Connection, creating: bool = False, erasing: bool = False) -> None:
+    def begin_write(
+        self, c: Connection, creating: bool = False, erasing: bool = False, durable: bool = True
+    ) -> None:
         if self.read_only:
             raise StorageError(
                 f"{self.name} can only be read here: allow writing to the file and its folder, or use a copy."
@@ -218,8 +221,13 @@ class Sqlite(Database):
                     f"{self.name}: its disk has {left}: make room, or delete with `memory-bank bank purge`."
                 )
         with self._waiting(c, CREATION_TIMEOUT_MS) if creating else nullcontext():
+            driver: sqlite3.Connection = c.connection.driver_connection  # type: ignore[assignment]
+            level = self._synchronous if durable else "NORMAL"
+            if c.info.get(_LEVEL, self._synchronous) != level:
+                driver.execute(f"PRAGMA synchronous={level}")
+                c.info[_LEVEL] = level
             # the write lock at once, so that two readers cannot deadlock; by the driver: half the time
-            c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
+            driver.execute("BEGIN IMMEDIATE")
 
     def fetch(
         self, c: Connection, statement: sa.Select[*tuple[Any, ...]], **values: object

@@ -174,7 +174,7 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
     its session revives the session, an older one is dropped; so is what its context showed, if content was deleted
     since.
     """
-    with database.write() as c:
+    with database.write(durable=False) as c:
         for session_id in sorted({s.figures.session_id for s in new}):  # one order: no deadlock
             database.lock_session(c, session_id)
             mine = [s for s in new if s.figures.session_id == session_id]

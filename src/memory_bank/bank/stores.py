@@ -260,12 +260,14 @@ class InsightStore:
         waiting: Collection[str] = (),
         only_wanted: bool = False,
         beside: Operation[None] | None = None,
+        durable: bool = True,
     ) -> None:
         """Embed and store several insights, in one batch and one transaction. Raises as ``add``.
 
         ``records`` are those of the insights; the others are read. ``waiting``: trace_ids of those for which the
         Observer's model is to be asked. ``only_wanted``: nothing is stored for a record that was deleted meanwhile,
         or that has another insight, unless that one waits and this one does not. ``beside`` is done after them.
+        ``durable``: see ``Database.submit``.
         """
         rows = self.embed(batch, records, waiting)
         if rows:
@@ -276,7 +278,7 @@ class InsightStore:
                     beside(c)
 
             with self._lock:
-                self.database.submit(write, self.session_id)
+                self.database.submit(write, self.session_id, durable=durable)
             fault_point("insights.stored")
             settle(self.database, self.session_id, len(rows))
 

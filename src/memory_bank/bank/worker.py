@@ -493,12 +493,13 @@ class InsightWriter:
             drafts = [draft for draft in self.missing.values() if draft is not None]
             if drafts and self.store is not None:
                 self.store.add_many(
-                    drafts, records=found, waiting=self._sent, only_wanted=True, beside=beside
-                )
+                    drafts, records=found, waiting=self._sent, only_wanted=True, beside=beside,
+                    durable=self.observer.name != EXTRACTIVE,  # these are made again
+                )  # fmt: skip
                 beside = None
             self.missing.clear()
         if beside is not None:
-            self.facts.database.submit(beside, self.facts.session_id, is_small=True)
+            self.facts.database.submit(beside, self.facts.session_id, is_small=True, durable=False)
         self._waiting += len(self._sent)
         self._sent.clear()
 
