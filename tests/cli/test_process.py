@@ -201,6 +201,22 @@ def test_ctrl_c_while_a_connection_is_given_back_shows_no_traceback(bank):
     assert (done.returncode, done.stderr) == (130, "memory-bank: stopped.\n")
 
 
+def test_ctrl_c_while_python_ends_changes_no_exit_code():
+    """Python has put its own handler away when it frees what modules hold."""
+    script = """
+        import os, signal
+        from memory_bank.cli import main
+        class Late:
+            def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+                kill(process, number)
+        late = Late()
+        main()
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script), "--version"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_environment_sets_single_values(cli, two, monkeypatch):
     name = "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__"
     monkeypatch.setenv(f"{name}TOP_K", "1")

@@ -307,6 +307,8 @@ DIFF = "diff --git a/x.py b/x.py\n@@ -1,3 +1,3 @@\n" + CODE
         (CODE, "read_file", {"path": "src/jobs.py"}, {}),
         (CODE, "str_replace_editor", {"command": "view", "path": "src/jobs.py"}, {}),
         (CODE, "bash", {"command": "cd src && cat jobs.py"}, {}),
+        (CODE, "bash", {"command": "git show HEAD~2:src/jobs.py"}, {}),
+        (CODE, "bash", {"command": "cd /w && git -C lib show --textconv 'main:src/jobs.py'"}, {}),
         (DIFF, "bash", {"command": "git diff"}, {}),
         (f"Always ask before a refund.\n{LOG}", "read_file", {"path": "AGENTS.md"}, {}),
         (LOG, "bash", {"command": "sed -n 1,600p all.log"}, {}),
@@ -331,7 +333,13 @@ def test_what_is_always_shown_whole(output, tool, arguments, settings):
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments"), [("read_file", {"path": "all.log"}), ("bash", {"command": "cat out/all.log"})]
+    ("tool", "arguments"),
+    [
+        ("read_file", {"path": "all.log"}),
+        ("bash", {"command": "cat out/all.log"}),
+        ("bash", {"command": "git show HEAD:out/all.log"}),
+        ("bash", {"command": "git show --stat HEAD"}),
+    ],
 )
 def test_of_data_and_text_files_a_part_is_shown(tool, arguments):
     assert shown(LOG, tool, arguments)[0].startswith("[… #1: ")

@@ -138,6 +138,26 @@ def test_the_state_of_the_task_tells_files_and_what_failed_last():
     assert "failed last: pytest -q (#7)" in thread(*calls[:7]).tell(99, 900).text
 
 
+@pytest.mark.parametrize(
+    ("command", "stays"),
+    [
+        ("make build && pytest -q", False),
+        ("pytest -q", False),
+        ("cd /w; rm -rf out; pytest -q 2>&1 | tail -3", False),
+        ("make build", True),
+        ("pytest -q tests/test_cart.py", True),
+        ("python -c 'import cart; cart.run() && pytest -q'", True),
+    ],
+)
+def test_a_list_of_commands_no_longer_failed_last_when_its_last_command_has_run_well(command, stays):
+    calls = [
+        ("bash", {"command": "make build && pytest -q"}, "1 failed, 6 passed in 0.3s"),
+        ("bash", {"command": command}, "done in 0.3s"),
+    ]
+    text = thread(*calls).tell(99, 900).text
+    assert ("failed last: make build && pytest -q (#1)" in text) == stays
+
+
 def test_the_message_of_a_commit_makes_no_file():
     commit = "git commit -m \"$(cat <<'EOF'\nFix it\n\nCo-Authored-By: A <a@a.example>\nEOF\n)\""
     calls = [("bash", {"command": c}, "") for c in ("echo 1 > a.txt", "echo 2 > b.txt", commit)]

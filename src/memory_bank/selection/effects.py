@@ -412,6 +412,8 @@ def files_read(tool: str, arguments: str) -> list[str]:
             words = part.split()
             if words and words[0].casefold() in _PRINTS:
                 found += [word.strip("\"'") for word in words[1:] if word[0] not in "-<>0123456789"]
+            elif words[:1] == ["git"] and "show" in words:  # REVISION:FILE
+                found += filter(None, (w.partition(":")[2].strip("\"'") for w in words if w[0] != "-"))
     return found
 
 

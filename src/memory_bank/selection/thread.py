@@ -468,14 +468,19 @@ class Thread:
         return "".join(texts)
 
     def _state(self, before: int) -> list[str]:
-        """The commands whose latest run failed, the newest first, and the files that calls changed or made."""
+        """The commands whose latest run failed, the newest first, and the files that calls changed or made.
+
+        A list of commands is known by its last one, which the others prepare.
+        """
         latest: dict[str, _Call] = {}
         times: Counter[str] = Counter()
         made: set[str] = set()
         for call in self._calls[: bisect_left(self._calls, before, key=lambda c: c.interaction)]:
             if call.command:
-                latest.pop(call.command, None)
-                latest[call.command] = call
+                last = re.split("&&|;", call.command)[-1].strip()
+                last = call.command if last.count('"') % 2 or last.count("'") % 2 else last  # within a text
+                latest.pop(last, None)
+                latest[last] = call
             if call.file:
                 made |= {call.file} if call.makes and call.file not in times else set()
                 times[call.file] = times.pop(call.file, 0) + 1  # the newest last
