@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.records import Brief
 from memory_bank.transcript.messages import check_messages
 from memory_bank.transcript.tokens import open_counter
+from memory_bank.transcript.transcript import copy_of
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -187,7 +187,7 @@ class LLMOrchestrator(Closing):
         context, tokens, chat = applied.sent, applied.tokens, applied.context
         full = chat.plan.full_tokens if isinstance(chat, Context) else tokens
         state = self.processor.state(key, session)
-        copied, streamed = self._copied(context), bool(options.get("stream"))
+        copied, streamed = tuple(map(copy_of, context)), bool(options.get("stream"))
         sent = Sent(0, "memory", name, copied, tokens, full, key, session, streamed=streamed)
         prefix = (state.prefix_cache, state.ledger.last) if isinstance(state, MemoryBankState) else None
         return sent, context, options, prefix
@@ -196,15 +196,9 @@ class LLMOrchestrator(Closing):
         messages = list(check_messages(messages))
         tokens = sum(map(self._counter.count_message, messages))
         session, streamed = self._active["session_id"], bool(options.get("stream"))
-        name, copied = self._model(model), self._copied(messages)
+        name, copied = self._model(model), tuple(map(copy_of, messages))
         sent = Sent(0, "plain", name, copied, tokens, tokens, session_id=session, streamed=streamed)
         return sent, messages, options, None
-
-    def _copied(self, messages: list[Any]) -> tuple[Any, ...]:
-        try:
-            return tuple(copy.deepcopy(messages))
-        except Exception:  # too deep, or holding what cannot be copied
-            return tuple(messages)
 
     def _model(self, model: str | None) -> str:
         name = model or self._active["model"]

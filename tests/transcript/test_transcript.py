@@ -119,6 +119,14 @@ def test_each_message_is_counted_once():
     assert counter.seen == len(messages)
 
 
+def test_a_list_with_nothing_new_is_not_read_again():
+    read, messages = transcript(), [user(), *rounds(3)]
+    tail = read.update(messages).tail
+    assert read.update(copy.deepcopy(messages)).tail is tail
+    assert read.update(messages[:-2]).tail != tail
+    assert read.update(messages).tail == tail
+
+
 def test_a_view_names_what_is_new_and_the_tail_until_acknowledged():
     c = transcript()
     messages = [user(), *rounds(3)]

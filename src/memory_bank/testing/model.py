@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from memory_bank.errors import ModelError
 from memory_bank.transcript import events
+from memory_bank.transcript.transcript import copy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ScriptedModel:
 
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> Any:
         """The next reply as a completion. Raises the script's exceptions, ModelError when it has ended."""
-        request = Request(_copied(input_messages), model)
+        request = Request(tuple(map(copy_of, input_messages)), model)
         with self._lock:
             self.calls.append(request)
             number, script = len(self.calls), self._script
@@ -59,7 +59,7 @@ class ScriptedModel:
                     "give it more replies, or a function"
                 )
         while callable(reply) and not isinstance(reply, type):
-            reply = reply(list(_copied(input_messages)), model)
+            reply = reply(list(map(copy_of, input_messages)), model)
         if isinstance(reply, BaseException) or (isinstance(reply, type) and issubclass(reply, BaseException)):
             raise reply
         return completion(reply, model=model, number=number)
@@ -89,10 +89,3 @@ def _namespace(value: Any) -> Any:
     if isinstance(value, dict):
         return SimpleNamespace(**{str(k): _namespace(v) for k, v in value.items()})
     return [_namespace(v) for v in value] if isinstance(value, list) else value
-
-
-def _copied(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    try:
-        return tuple(copy.deepcopy(messages))
-    except Exception:  # too deep, or holding what cannot be copied
-        return tuple(messages)

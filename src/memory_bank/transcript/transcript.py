@@ -21,6 +21,7 @@ from memory_bank.transcript.messages import (
     MessageKind,
     Pair,
     Parser,
+    Segment,
     Utterance,
     check_messages,
     kind_of,
@@ -118,6 +119,7 @@ class Transcript:
         self._tokens_before = [0]
         self._parser = Parser()
         self._read = 0  # closed segments that are counted and identified
+        self._pending: list[Segment] | None = None  # what may go on; None: not yet read
         self._interactions: list[Interaction] = []
         self._keys: list[tuple[bytes, ...]] = []  # content keys of their answered pairs
         self._occurrences: Counter[bytes] = Counter()
@@ -134,7 +136,8 @@ class Transcript:
             self._digests.append(digest_of(message))
             self._tokens_before.append(self._tokens_before[-1] + self.counter.count_message(message))
             self._parser.feed(message)
-        self._identify_closed()
+        if same < len(messages) or self._pending is None:
+            self._identify()
         return self._view(messages)
 
     @property
@@ -146,9 +149,9 @@ class Transcript:
         """Note that the interactions of the last view are stored: later views do not count them as new."""
         self._acknowledged = len(self._interactions)
 
-    def _identify_closed(self) -> None:
-        closed = self._parser.closed
-        latest = chain(reversed(self._parser.pending()), reversed(closed))
+    def _identify(self) -> None:
+        closed, self._pending = self._parser.closed, self._parser.pending()
+        latest = chain(reversed(self._pending), reversed(closed))
         last = next((s for s in latest if isinstance(s, Interaction)), None)
         for segment in closed[self._read :]:
             if isinstance(segment, Interaction):
@@ -159,6 +162,7 @@ class Transcript:
             if not isinstance(segment, Interaction) or segment.stays:
                 self._kept.extend(range(segment.start, segment.stop))
         self._read = len(closed)
+        self._pending = [self._identified(s)[0] if isinstance(s, Interaction) else s for s in self._pending]
 
     def holds(self, trace_id: str) -> bool:
         """Whether an interaction read so far has this record."""
@@ -195,14 +199,12 @@ class Transcript:
         return known, tuple(keys)
 
     def _view(self, messages: Sequence[Any]) -> View:
-        pending = self._parser.pending()
-        interactions = list(self._interactions)
-        if pending and isinstance(pending[0], Interaction):
-            interactions.append(self._identified(pending[0])[0])
+        pending = self._pending or []
+        interactions = [*self._interactions, *(s for s in pending if isinstance(s, Interaction))]
         tail_start = interactions[-1].start if interactions else len(messages)
-        kept = self._kept[: bisect_left(self._kept, tail_start)]
-        if not interactions:
-            kept = list(range(len(messages)))
+        kept = (
+            self._kept[: bisect_left(self._kept, tail_start)] if interactions else list(range(len(messages)))
+        )
         if self._task is None:
             self._task = task_text(self._parser.closed[self._task_sought :])
             self._task_sought = len(self._parser.closed)
@@ -285,7 +287,7 @@ class Transcript:
         start = min(rest[0].start, position) if rest else position
         parser = Parser(start)
         parser.closed = closed[:cut]
-        self._parser = parser
+        self._parser, self._pending = parser, None
         self._read = cut
         del self._snapshot[start:], self._objects[start:]
         self._tokens_before, self._digests = self._tokens_before[: start + 1], self._digests[:start]
@@ -322,7 +324,7 @@ def is_same(a: object, b: object) -> bool:
         return False
 
 
-def copy_of(message: object) -> object:
+def copy_of(message: Any) -> Any:
     """A copy of a message's containers; texts are shared, so comparing an unchanged one is cheap."""
     try:
         return _copy(message)

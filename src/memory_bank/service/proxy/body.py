@@ -95,9 +95,10 @@ class Memo:
     def latest(self, messages: Sequence[object], count: int) -> list[Interaction]:
         """``latest_interactions`` of a list."""
         known, found = self._latest
-        is_same = shared_length(known, messages) == len(known)
-        found = latest_interactions(messages, count, found if is_same else ())
-        self._latest = messages, found
+        same = shared_length(known, messages)
+        if not same == len(known) == len(messages):
+            found = latest_interactions(messages, count, found if same == len(known) else ())
+            self._latest = messages, found
         return found
 
     def digests(self, kind: str, seed: bytes, parts: Sequence[bytes]) -> list[str]:

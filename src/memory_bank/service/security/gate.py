@@ -18,6 +18,7 @@ import socket
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -51,6 +52,7 @@ _OPEN_PATHS = (
 )  # and /static/…: readable without a key
 
 
+@lru_cache(maxsize=64)
 def host_and_port(text: str) -> tuple[str, int | None] | None:
     """Parse a ``Host`` header into (normalised name or address, port or None); None if it is invalid.
 
@@ -74,6 +76,7 @@ def host_and_port(text: str) -> tuple[str, int | None] | None:
     return None if not name or ".." in name else (name, number)
 
 
+@lru_cache(maxsize=64)
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Parse an IP address, an IPv4-mapped one as IPv4; None for a name."""
     try:
@@ -84,6 +87,7 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
     return mapped or address
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address or ``localhost``."""
     address = address_of(host)
