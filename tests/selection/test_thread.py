@@ -138,6 +138,25 @@ def test_the_state_of_the_task_tells_files_and_what_failed_last():
     assert "failed last: pytest -q (#7)" in thread(*calls[:7]).tell(99, 900).text
 
 
+def test_a_file_that_was_read_before_it_was_written_was_not_made():
+    calls = [
+        ("get_file", {"path": "about.md"}, "# About"),
+        ("get_file", {"path": "new.md"}, "Error: no such file"),
+        *(("write_file", {"path": path, "content": "# New"}, "written") for path in ("about.md", "new.md")),
+    ]
+    assert "files changed: about.md, new.md (made)\n" in thread(*calls).tell(99, 900).text
+
+
+def test_a_line_names_the_file_of_a_call_before_its_other_arguments():
+    calls = [("get_file", {"path": "pages/of/the/site/about.md"}, "# About")] * 2
+    given = {key: f"a-long-{key}-of-a-home" for key in ("owner", "repo", "branch")} | {
+        "path": "pages/of/the/site/about.md"
+    }
+    calls += [("put_file", given | {"content": f"{n} of a text that goes on"}, "done") for n in range(3)]
+    lines = [line for line in thread(*calls).tell(99, 2_000).text.split("\n") if " put_file " in line]
+    assert len(lines) == 3 and all("/about.md" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("command", "stays"),
     [

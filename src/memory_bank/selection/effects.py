@@ -93,7 +93,7 @@ _HTTP_CHANGES = frozenset({"post", "put", "patch", "delete"})
 
 _PATCHES = word_set("patch diff apply edit multiedit replace")
 _APPLIED = re.compile(r"(?<![A-Za-z])(?:apply_?patch|patch|apply)\b")
-_PATH_KEYS = ("file_path", "filepath", "filePath", "path", "filename", "file_name", "file", "notebook_path")
+PATH_KEYS = ("file_path", "filepath", "filePath", "path", "filename", "file_name", "file", "notebook_path")
 _PART_KEYS = word_set(
     "offset limit start end start_line end_line view_range head tail lines page pages start_page end_page sheet "
     "sheet_name range start_cell end_cell"
@@ -461,7 +461,7 @@ def file_access(tool: str, arguments: str) -> FileAccess | None:
     if access == "edit":  # editors with one tool for several commands
         commands: dict[object, Access] = {"view": "read", "create": "write"}
         access = commands.get(str(values.get("command")), access)
-    for key in _PATH_KEYS:
+    for key in PATH_KEYS:
         path = values.get(key)
         if isinstance(path, str) and 0 < len(path) <= 400 and "\n" not in path:
             parts = sorted(f"{k}={v}" for k, v in values.items() if k in _PART_KEYS and v is not None)
@@ -494,7 +494,7 @@ _RULE_FILE = re.compile(
 )
 _RULE_WORDS = word_set("policy policies guideline guidelines instruction instructions rules conventions")
 _PAGE = re.compile(r"([^/\\?#]{1,80}?)(?:\.(?:mdc?|txt|rst|adoc|html?|pdf|docx?))?[/\\]?(?:[?#].*)?\Z", re.S)
-_PAGE_KEYS = (*_PATH_KEYS, "url", "uri", "page", "page_name", "title", "doc", "document", "topic")
+_PAGE_KEYS = (*PATH_KEYS, "url", "uri", "page", "page_name", "title", "doc", "document", "topic")
 _SHOWN_FILE = re.compile(
     r"(?:^|[|;&\n(])[ \t]*(?:cat|bat|less|more|nl|head|tail|sed\s+-n|type|get-content|gc)\s([^|;&\n>]+)", re.I
 )

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from memory_bank.selection.effects import (
+    PATH_KEYS,
     Effect,
     RulesRead,
     changes_something,
@@ -475,6 +476,7 @@ class Thread:
         latest: dict[str, _Call] = {}
         times: Counter[str] = Counter()
         made: set[str] = set()
+        known: set[str] = set()  # what calls have found or changed, by its name
         for call in self._calls[: bisect_left(self._calls, before, key=lambda c: c.interaction)]:
             if call.command:
                 last = re.split("&&|;", call.command)[-1].strip()
@@ -482,8 +484,11 @@ class Thread:
                 latest.pop(last, None)
                 latest[last] = call
             if call.file:
-                made |= {call.file} if call.makes and call.file not in times else set()
+                made |= {call.file} if call.makes and call.file not in known else set()
                 times[call.file] = times.pop(call.file, 0) + 1  # the newest last
+                known.add(call.file)
+            if not call.failed:
+                known.update(a.text for a in call.arguments)
         lines = [
             f"failed last: {clip(c.command, _COMMAND_CHARS)} (#{c.number})"
             for c in reversed(latest.values())
@@ -647,7 +652,7 @@ def _own_line(call: _Call, distinct: tuple[Argument, ...], values: Values) -> st
     """A call on a line of its own: what distinguishes it, other arguments while there is room, its outcome."""
     shown = [named(k, t) for k, t in values]
     room = LINE_CHARS - sum(len(s) + 2 for s in shown)
-    for argument in call.arguments:
+    for argument in sorted(call.arguments, key=lambda a: a.key not in PATH_KEYS):  # its file first
         part = named(argument.key, ending(argument.text, LEAST_CHARS))
         if argument not in distinct and len(part) <= room:
             shown.append(part)
