@@ -10,6 +10,7 @@ import threading
 import pytest
 from tests.bank.conftest import local
 from tests.chats import rounds, user
+from tests.examples import first_short
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
@@ -65,7 +66,7 @@ def sizes(state):
     return state.fact_store.size(), state.insight_store.size()
 
 
-@pytest.mark.parametrize("way", SETTINGS)
+@pytest.mark.parametrize("way", first_short(SETTINGS))
 def test_a_session_that_is_open_makes_what_another_process_left(bank_url, way):
     with opened(bank_url, way) as mine:
         apply(mine, way, 1)
