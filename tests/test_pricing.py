@@ -161,6 +161,13 @@ def test_how_both_counts_grew_is_their_ratio():
         told, cache = cache.told, PrefixCache()
         cache.tell(told)
     assert ratios == [9, 4.8, 2, 2, 2]
+    first = Charge(1.0, 1.0)
+    assert PrefixCache().ratio(first, 9_000, 18_000, whole=True) == 2
+    cache = PrefixCache()
+    assert cache.ratio(first, 9_000, 18_000, whole=True, plain=True) == 2
+    assert (
+        cache.ratio(Charge(1.0, 1.0), 5_000, 15_000, whole=True) == 2
+    )  # a fold is counted otherwise than messages
 
 
 @pytest.mark.parametrize(

@@ -368,18 +368,20 @@ class PrefixCache:
             elif self._misses >= MISSES or (cached is not None and standing >= LEAST_STANDING):
                 self._misses += 1
 
-    def ratio(self, charge: Charge, tokens: int, reported: int, *, whole: bool) -> float:
+    def ratio(self, charge: Charge, tokens: int, reported: int, *, whole: bool, plain: bool = False) -> float:
         """Return the tokens that the provider counts for one of memory's, in the messages of this session.
 
         ``tokens``: as memory counts a request with its tools; ``reported``: as the provider does. Between requests
         of which one begins with the other the messages alone differ: how both counts grew tells the ratio.
-        ``whole``: these are one request, and not several with hidden turns.
+        ``whole``: these are one request, and not several with hidden turns. ``plain``: it is hardly more than the
+        messages as they came, which tell it alone until more is known.
         """
         with self._lock:
             charge.counts = (tokens, reported) if whole else (0, 0)
-            before = charge.before or (0, 0)
+            before = (charge.before if charge.is_longer else None) or (0, 0)
             grown = tokens - before[0], reported - before[1]
-            if whole and charge.is_longer and before[0] and min(grown) > 0:
+            is_telling = before[0] or (plain and not self._grown[0])
+            if whole and is_telling and min(grown) > 0:
                 self._grown = self._grown[0] + grown[0], self._grown[1] + grown[1]
             known, counted = self._grown
         return counted / known if known >= LEAST_GROWTH else reported / tokens

@@ -116,6 +116,27 @@ def test_a_listed_cache_that_is_hidden_costs_hardly_more_than_no_memory(tmp_path
     assert upstream.paid(model)[0] < alone.paid(model)[0]
 
 
+class Dearer(Hidden):
+    """It counts a tenth more of a context with a fold than of the messages."""
+
+    def __call__(self, body):
+        reply = super().__call__(body)
+        return replace(reply, usage=(reply.usage[0] * (11 if "seal=" in json.dumps(body) else 10), 1))
+
+
+def test_tokens_that_are_reported_without_a_cache_are_what_was_paid(tmp_path):
+    """A listed cache may be hidden: what was read from it stays estimated, but not how many tokens were sent."""
+    paid = []
+    for upstream in (Hidden(), Dearer()):
+        with served(upstream, tmp_path / type(upstream).__name__) as (_, p):
+            for n in range(10, 80):
+                e = step(p, [user(), *looks(n)], model="gpt-5")
+                if e.step.fold:
+                    break
+        paid.append(e.step.charge.paid)
+    assert paid[1] == pytest.approx(1.1 * paid[0], rel=0.02)
+
+
 def looks(count, start=0):
     """Calls whose outputs have 40 lines each."""
     out = []

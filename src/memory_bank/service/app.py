@@ -174,11 +174,13 @@ class Service:
             counts = own, full_tokens, step.known_tokens
             if not step.unchanged or own != full_tokens:  # also a full history that no cache held
                 full = full_usage(sent, *counts, caches=caches, ratio=ratio)
-            prefix, is_told = step.state.prefix_cache, by_marks or exchange.usage.cached is not None
-            # else a cache may be there all the same
-            if step.charge is not None and is_told and (sent.cached + sent.written or not prefix.is_listed):
-                ratio, ratios = ratio or sent.input / max(1, own), prefix.ratios
-                step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
+            prefix, charge = step.state.prefix_cache, step.charge
+            if charge is not None and ratio and (by_marks or exchange.usage.cached is not None):
+                ratios, settle = prefix.ratios, step.state.ledger.settle
+                if sent.cached + sent.written or not prefix.is_listed:
+                    settle(charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
+                else:  # a cache may be there all the same: tokens alone are taken, which memory may count otherwise
+                    settle(charge, charge.paid * sent.input / ratio / max(1, own), charge.full)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         is_as_built = exchange.memory == ("unchanged" if step.unchanged else "rebuilt")
         if is_whole and is_as_built and step.charge is not None:

@@ -328,7 +328,8 @@ class Sessions:
             return tokens, None
         own = tokens - step.tokens  # memory's tools, and hidden turns
         whole = 0 <= own <= _MOST_TOOLS
-        ratio = step.state.prefix_cache.ratio(step.charge, tokens, reported, whole=whole)
+        plain = step.unchanged and 20 * (own + step.beside_tokens) <= tokens
+        ratio = step.state.prefix_cache.ratio(step.charge, tokens, reported, whole=whole, plain=plain)
         if whole and own:
             tools = reported / ratio - (step.tokens - step.beside_tokens)
             own = round(min(3 * own, max(own / 5, tools * own / (own + step.beside_tokens))))
