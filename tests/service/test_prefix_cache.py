@@ -424,5 +424,5 @@ def test_what_the_provider_counts_is_known_to_every_service_on_the_bank(tmp_path
                 step(p, task, model=model, path=path, **more)
                 stored_of(turns)
     assert [n for n, pair in enumerate(zip(one.came, two.came, strict=True)) if pair[0] != pair[1]] == []
-    assert stored_of(turns) == pytest.approx(stored_of(alone))
+    assert stored_of(turns) == pytest.approx(stored_of(alone), rel=1e-3)  # 5% where it is not known
     assert len(folds) > 2
