@@ -25,13 +25,13 @@ class Away(Sqlite):
     away = broken = False
     refused = 0
 
-    def write(self, *, erasing=False):
+    def write(self, **options):
         if self.broken:
             raise ValueError("secret")
         if self.away:
             self.refused += 1
             raise StorageError("the server went away; nothing was changed.")
-        return super().write(erasing=erasing)
+        return super().write(**options)
 
 
 @pytest.fixture
