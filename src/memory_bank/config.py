@@ -189,13 +189,13 @@ class Price(Settings):
     """Price of a model for a million tokens, in any one currency."""
 
     prompt: Amount
-    """Of input tokens."""
+    """The price of input tokens."""
     completion: Amount
-    """Of output tokens."""
+    """The price of output tokens."""
     cached: Amount | None = None
-    """Of input tokens read from the provider's prefix cache; without it, as prompt."""
+    """The price of input tokens read from the provider's prefix cache; without it, as prompt."""
     cache_write: Amount | None = None
-    """Of input tokens written to the provider's prefix cache; without it, as prompt."""
+    """The price of input tokens written to the provider's prefix cache; without it, as prompt."""
 
 
 class ToolSettings(Settings):

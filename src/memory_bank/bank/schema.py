@@ -26,7 +26,7 @@ WITHOUT = ("failed", "refused")
 because upstream refused an earlier context."""
 _TELL_EACH = 5.0  # seconds, how far a long migration is
 HEAD_BYTES = 20
-"""Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
+"""How many bytes stand before the terms in a stored row of terms; see ``terms.HEAD``."""
 
 
 class ExactText(TypeDecorator[str]):

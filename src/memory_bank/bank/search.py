@@ -273,7 +273,7 @@ def _compare_words(index: Indexed, query: Hashes, own: str) -> tuple[Vectors, Ve
 
 
 def _superseded(index: Indexed, rows: Sequence[int], apart: bool) -> dict[int, int]:
-    """Of these rows, those whose call was made again later and returned something else, with the latest of it.
+    """The rows whose call was made again later and returned something else; each with the row of the latest call.
 
     ``apart``: only in the same session, as where the sessions are not of one project.
     """

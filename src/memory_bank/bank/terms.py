@@ -84,7 +84,7 @@ def heads_of(stored: Sequence[bytes]) -> Any:
 
 
 def parts_of(stored: Sequence[bytes]) -> tuple[Any, Any, Any]:
-    """Of what ``terms_of`` returned: how many terms each has, their terms, their weights. Raises ValueError."""
+    """Arrays of rows of ``terms_of``: how many terms each has, the terms, their weights. Raises ValueError."""
     sizes = np.fromiter(map(len, stored), np.int64, len(stored)) - HEAD.itemsize
     if (sizes < 0).any() or (sizes % 5).any():
         raise ValueError("damaged terms")
@@ -110,7 +110,7 @@ class Postings(NamedTuple):
 
     @classmethod
     def of(cls, stored: Sequence[bytes]) -> Postings:
-        """Those of rows as ``terms_of`` returns them, numbered from 0. Raises ValueError."""
+        """The terms of rows that ``terms_of`` returned; the rows are numbered from 0. Raises ValueError."""
         counts, terms, weights = parts_of(stored)
         return cls(terms, np.repeat(np.arange(len(stored), dtype=np.uint32), counts), weights)
 
@@ -125,7 +125,7 @@ class Postings(NamedTuple):
         ]
 
     def asked(self, query: Hashes) -> Postings:
-        """Those that may be of a query's terms."""
+        """The terms that may be a query's, with their rows."""
         at = may_be_of(query, self.terms)
         return Postings(*(column[at] for column in self))
 

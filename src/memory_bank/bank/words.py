@@ -319,7 +319,7 @@ class LooseWords(NamedTuple):
         return LooseWords(tuple(numbers), *map(np.concatenate, zip(self[1:], new, strict=True)))
 
     def asked(self, query: Hashes) -> Postings:
-        """Those that may be of a query's terms, of rows numbered from 0."""
+        """The terms that may be a query's, with their rows, which are numbered from 0."""
         at = may_be_of(query, self.terms)
         rows = np.searchsorted(np.cumsum(self.counts), at, "right")
         return Postings(self.terms[at], rows, self.weights[at])

@@ -208,7 +208,7 @@ class FileCopy:
         return replace(cut, segments=tuple(segments), sources=tuple(sources)), kept
 
     def _lines_now(self, count: int) -> tuple[list[int], list[int]]:
-        """Of each line as it was shown the first line that stands for it now, and the line after the last one."""
+        """For each line as it was shown, the first line that stands for it now, and the line after the last one."""
         starts, ends, before = [*range(count)], [*range(1, count + 1)], len(self.head)
         for start, stop, number in self.spans:
             start, stop = start + before, stop + before

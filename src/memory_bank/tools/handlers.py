@@ -91,7 +91,7 @@ TOOL_SCHEMAS: list[ToolSchema] = [
 ]
 """The schema of the tool, in the form of the chat completions API."""
 EARLIER_SCHEMAS: list[ToolSchema] = copy.deepcopy(TOOL_SCHEMAS)
-"""Those of a session whose project has earlier ones, which its searches reach."""
+"""The schemas for a session whose project has earlier sessions, which its searches reach."""
 EARLIER_SCHEMAS[0]["function"]["description"] += (
     " Words search this project's earlier sessions, too: before you ask the user, or try again what failed."
 )

@@ -242,7 +242,7 @@ class NamedGroup(StepTotals):
 
 
 class NamedGroups(ResponseModel):
-    """Those that saved most first."""
+    """The groups, those that saved most first."""
 
     groups: list[NamedGroup]
 

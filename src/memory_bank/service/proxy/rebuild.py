@@ -53,7 +53,7 @@ CONTINUED = "the last fold and what is new"
 MOST_UNMARKED = 1_024
 """Sessions of which it is remembered that upstream refuses their marks, or whether they have memory's tools."""
 TOOLS_SHARE = 0.04
-"""Of a session's first request, the most that memory's tools may take: no step is to be 5% dearer."""
+"""The share of a session's first request that memory's tools may add at most, as no step is to be 5% dearer."""
 NOTHING_YET = "nothing to remember yet"
 COMPACTION = "compaction request"
 HOUR_MARK = re.compile(rb'"cache_control"\s*+:\s*+\{[^{}]*"ttl"\s*+:\s*+"1h"')
