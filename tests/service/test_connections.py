@@ -269,7 +269,7 @@ def test_a_request_takes_no_more_work_beside_many_streams():
 
 def test_connections_that_nobody_uses_any_more_are_closed():
     _, left = asyncio.run(beside(100, kept=0.01))
-    assert left <= 17
+    assert left <= 8  # of the first pool, and of the one more
 
 
 def test_an_answer_of_upstream_is_no_page_of_this_service(tmp_path):

@@ -172,9 +172,9 @@ class Upstream:
         return _Pool(httpx2.AsyncHTTPTransport(verify=certificates(), limits=limits, proxy=self._proxy))
 
     async def _pool_for(self, request: httpx2.Request) -> _Pool:
-        """The first pool with room for a request; the last one is closed when it has long been idle."""
-        last, now = self._pools[-1], time.monotonic()
-        if len(self._pools) > 1 and not last.running and now - last.used > self._kept:
+        """The first pool with room for a request; the last ones are closed when they have long been idle."""
+        now = time.monotonic()
+        while len(self._pools) > 1 and not (last := self._pools[-1]).running and now - last.used > self._kept:
             self._pools.pop()
             await last.transport.aclose()
         pool = next((p for p in self._pools if len(p.running) < _AT_ONCE), None)
