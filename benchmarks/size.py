@@ -91,8 +91,8 @@ def fill(where: str, count: int, in_session: int) -> dict[str, float]:
     unsynced = where if "://" in where else f"sqlite:///{where}?synchronous=normal"
     database, texts, embedder, observer = Database(unsynced), Texts(), LexicalEmbedder(), Observer()
     copies = -(-count // DISTINCT)
-    block, distinct, began, raw = index.BLOCK, count // copies, time.perf_counter(), 0
-    index.BLOCK = block if distinct == count else 2**31  # copies need the words
+    block, distinct, began, raw = database.block_size, count // copies, time.perf_counter(), 0
+    database.block_size = block if distinct == count else 2**31  # copies need the words
     for first in range(0, distinct, in_session):
         name = f"{first:032x}"
         records = [texts.record(first + n, n + 1) for n in range(min(in_session, distinct - first))]
@@ -103,7 +103,7 @@ def fill(where: str, count: int, in_session: int) -> dict[str, float]:
         )
     seconds = time.perf_counter() - began
     terms = [] if distinct == count else [dict(r) for r in database.rows(sa.select(schema.words))]
-    index.BLOCK, began = block, time.perf_counter()
+    database.block_size, began = block, time.perf_counter()
     index.settle_all(database)
     seconds += time.perf_counter() - began
     for n in range(1, copies):
