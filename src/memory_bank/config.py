@@ -189,13 +189,13 @@ class Price(Settings):
     """Price of a model for a million tokens, in any one currency."""
 
     prompt: Amount
-    """The price of input tokens."""
+    """Price of a million input tokens."""
     completion: Amount
-    """The price of output tokens."""
+    """Price of a million output tokens."""
     cached: Amount | None = None
-    """The price of input tokens read from the provider's prefix cache; without it, as prompt."""
+    """Price of a million input tokens that are read from the prefix cache. Default: ``prompt``."""
     cache_write: Amount | None = None
-    """The price of input tokens written to the provider's prefix cache; without it, as prompt."""
+    """Price of a million input tokens that are written to the prefix cache. Default: ``prompt``."""
 
 
 class ToolSettings(Settings):

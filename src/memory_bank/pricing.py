@@ -387,7 +387,7 @@ class PrefixCache:
         return counted / known if known >= LEAST_GROWTH else reported / tokens
 
     def ask(self, idle: float, charge: Charge) -> None:
-        """Record a request to the model and what it costs, ``idle`` seconds after the session's previous request."""
+        """Record a request and its ``charge``. ``idle``: seconds since the session's previous request."""
         with self._lock:
             asked = {m: round(age + idle, 1) for m, age in self.asked.items()} | {self.key: 0.0}
             self.asked = dict(sorted(asked.items(), key=lambda item: item[1])[:MODELS])

@@ -400,11 +400,11 @@ class Database:
     def fetch(
         self, c: Connection, statement: sa.Select[*tuple[Any, ...]], **values: object
     ) -> Sequence[tuple[Any, ...]]:
-        """All rows of a statement that steps run, and that is built once."""
+        """Run a query and return all rows. For queries that are built once and run at every step."""
         return c.execute(statement, values).all()
 
     def change(self, c: Connection, statement: sa.UpdateBase, values: Values) -> int:
-        """Within a write, run a statement that is built once, for each of the values; how many rows it changed."""
+        """Run a change within a write, once for each mapping in ``values``. Returns the number of changed rows."""
         return c.execute(statement, values).rowcount
 
     def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> int:

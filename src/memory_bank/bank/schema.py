@@ -26,7 +26,7 @@ WITHOUT = ("failed", "refused")
 because upstream refused an earlier context."""
 _TELL_EACH = 5.0  # seconds, how far a long migration is
 HEAD_BYTES = 20
-"""How many bytes stand before the terms in a stored row of terms; see ``terms.HEAD``."""
+"""Bytes of the header of a row in ``words.terms``; the layout is ``terms.HEAD``."""
 
 
 class ExactText(TypeDecorator[str]):

@@ -377,7 +377,7 @@ Convert = Callable[[Any], Any] | None
 def _run(
     c: Connection, statement: Any, rows: Sequence[Mapping[str, Any]], *, many: bool
 ) -> tuple[sqlite3.Cursor, list[Convert]]:
-    """Run a statement by the driver, a fifth of SQLAlchemy's time; its cursor, and what reads its columns."""
+    """Run a statement with the driver, which is faster than SQLAlchemy. Returns the cursor and column readers."""
     shape = tuple([(k, len(v) if isinstance(v, (list, tuple)) else None) for k, v in rows[0].items()])
     text, places, constants, read = _compile(statement, shape, many)
     ordered = []
@@ -396,9 +396,9 @@ def _run(
 def _compile(
     statement: Any, shape: tuple[tuple[str, int | None], ...], many: bool
 ) -> tuple[str, list[tuple[str, int | None, Convert]], dict[str, Any], list[Convert]]:
-    """A statement's text; the name, the place in a list and the conversion of each parameter; constants; readers.
+    """Compile a statement once for each ``shape``: the names of its parameters, with the lengths of lists.
 
-    ``shape``: the names of parameters, with the number of values of those that are lists.
+    Returns the text; the name, index in its list and conversion of each parameter; constants; column readers.
     """
     dialect, given = sqlite.dialect(), {name: n if n is None else [None] * n for name, n in shape}
     compiled = statement.compile(dialect=dialect, column_keys=[*given], for_executemany=many)

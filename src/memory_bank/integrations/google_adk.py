@@ -157,7 +157,7 @@ class MemoryBankPlugin(BasePlugin):
 
 
 def _rule(llm_request: Any) -> Thinking:
-    """What becomes of Anthropic's thinking under the settings of a request; Gemini's stays."""
+    """Return how to treat thinking in earlier turns: Gemini's is kept, Claude's depends on the thinking budget."""
     if "claude" not in str(llm_request.model):
         return Thinking.KEEP
     budget = getattr(llm_request.config.thinking_config, "thinking_budget", None) or 0

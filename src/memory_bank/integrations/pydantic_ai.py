@@ -98,7 +98,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _rule(request_context: ModelRequestContext) -> Thinking:
-    """What becomes of Anthropic's thinking under the settings of a request."""
+    """Return how to treat Claude's thinking in earlier turns, by the settings of the request."""
     settings: Any = request_context.model_settings or {}
     if thinking := settings.get("anthropic_thinking"):
         return thinking_rule(thinking)

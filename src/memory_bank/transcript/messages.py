@@ -297,7 +297,7 @@ class Result:
 
 
 def call_entry(call_id: object, name: object, arguments: Any, signed: bool = False) -> dict[str, Any]:
-    """A call of a function as an entry of ``tool_calls``; ``signed`` as that of Call."""
+    """Return a call as an entry of ``tool_calls``. ``signed``: the provider has signed it (see Call)."""
     entry = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return {**entry, SIGNATURES[-1]: True} if signed else entry
 
