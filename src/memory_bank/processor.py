@@ -229,6 +229,7 @@ class MemoryProcessor:
         self._open_state = open_state
         self._states: dict[tuple[str | None, str], Session] = {}
         self._opening: dict[tuple[str | None, str], threading.RLock] = {}
+        self._policies: dict[str, tuple[LLMClient | None, Policy]] = {}  # by strategy, for this client
         self._lock = threading.RLock()
 
     def apply_strategy(
@@ -292,7 +293,10 @@ class MemoryProcessor:
         self, key: str, session_id: str | None, llm_client: LLMClient | None, model: str | None
     ) -> tuple[Session, Policy]:
         """A session and the policy of a strategy, for a step whose context is for a model."""
-        policy = policy_of(self.config.strategy(key), llm_client)
+        client, policy = self._policies.get(key, (None, None))
+        if policy is None or client is not llm_client:
+            policy = policy_of(self.config.strategy(key), llm_client)
+            self._policies[key] = llm_client, policy
         session = self._session(key, session_id, stored=policy.bank is not None)
         if model and model != session.prefix_cache.model:
             price, _ = known_price(self.config.prices, model) or (None, "")

@@ -191,7 +191,7 @@ class MemoryBankState(Session):
 
     steps: dict[str, int]
     new_records: list[InteractionRecord]  # that the present step has stored
-    _deferred: dict[str, Callable[..., object]]
+    deferred: dict[str, Callable[..., object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
     _requests: dict[str, int] | None  # what is stored of what the user said, once asked for
 
@@ -328,7 +328,7 @@ class MemoryBankState(Session):
         settings = self.settings if settings is None else settings
         self.settings, self._llm_client = settings, llm_client
         self.is_prepared = True
-        self._deferred = {}  # this step does that work itself or defers it again
+        self.deferred = {}  # this step does that work itself or defers it again
         if self._charged:  # a step that could not be stored
             self.save()
         if self._given_counter is None:
@@ -563,11 +563,12 @@ class MemoryBankState(Session):
             self.database.submit(lineage, self.session_id)
         self._store_requests(view)
         self.transcript.acknowledge()
-        work = partial(self._insights.write, records, task)
-        if later:
-            self.run_later("insights", work)
-        else:
-            work()
+        if records or self._insights.missing:
+            work = partial(self._insights.write, records, task)
+            if later:
+                self.run_later("insights", work)
+            else:
+                work()
         self._insights.start()
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
@@ -643,18 +644,18 @@ class MemoryBankState(Session):
 
     def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:
-            self._deferred[name] = work
+            self.deferred[name] = work
         else:
             work()
 
     def put_off(self, name: str, work: Callable[[], object]) -> None:
         """Keep work until ``finish``, also without ``defer``; the next step drops it, or puts it off again."""
-        self._deferred[name] = work
+        self.deferred[name] = work
 
     def finish(self) -> None:
         """Do the work that the last step deferred. Raises StorageError, EmbeddingError: the next step does it."""
         with self.lock:
-            deferred, self._deferred = self._deferred, {}
+            deferred, self.deferred = self.deferred, {}
             self.save(deferred.pop("insights", None))
             for work in deferred.values():
                 work()
@@ -738,7 +739,7 @@ class MemoryBankState(Session):
     def flush(self, timeout: float | None = None) -> int:
         """Wait, at most ``timeout`` seconds, until all records have summaries; return the number of those without."""
         until = None if timeout is None else time.monotonic() + max(0.0, timeout)
-        if self._deferred:
+        if self.deferred:
             self.finish()
         if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             try:
@@ -756,7 +757,7 @@ class MemoryBankState(Session):
         self.save()
         if self._noting is not None and not self.defer:  # in a service it may still be stored later
             self._noting.join(1.0)
-        if self._deferred and self.lock.acquire(blocking=False):  # a step that hangs is not waited for
+        if self.deferred and self.lock.acquire(blocking=False):  # a step that hangs is not waited for
             try:
                 self.finish()
             except (StorageError, EmbeddingError) as e:
@@ -813,6 +814,6 @@ class MemoryBankState(Session):
         super()._forget()
         self._insights.missing = {}
         self.steps = {}
-        self.new_records, self._deferred = [], {}
+        self.new_records, self.deferred = [], {}
         self._charged, self._stored_lists = False, None
         self._task, self._by_call, self._last, self._requests = "", None, None, None

@@ -124,7 +124,8 @@ class Service:
         self._until: float | None = None
 
     def tell(self, exchange: Exchange) -> None:
-        """Report a finished request to ``exchanges``; an error of one of them is logged."""
+        """Report a finished request to ``exchanges``, its model redacted; an error of one of them is logged."""
+        exchange.model = exchange.model and self.recorder.redact(exchange.model)
         for listener in self.exchanges:
             try:
                 listener(exchange)

@@ -85,7 +85,8 @@ class Rebuilt(StepFigures):
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
     and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``charge``: what
-    the step costs as far as is known. ``fates``: see StepToStore.
+    the step costs as far as is known. ``fates``: see StepToStore. ``control``: the session is left without memory.
+    ``broke``: why the context that was made is not sent; None where it is, or where none was made.
     """
 
     context: list[object] = field(repr=False)
@@ -100,16 +101,8 @@ class Rebuilt(StepFigures):
     state: Session = field(repr=False)
     charge: Charge | None = field(default=None, repr=False)
     fates: Mapping[str, Sequence[int]] | None = field(default=None, repr=False)
-
-    @property
-    def broke(self) -> str | None:
-        """Why the context that was made is not sent; None where it is, or where none was made."""
-        return self.plan.why_unchanged if self.plan is not None and self.plan.rule else None
-
-    @property
-    def control(self) -> bool:
-        """Whether the session is left without memory."""
-        return self.status == CONTROL
+    control: bool = False
+    broke: str | None = None
 
 
 @dataclass(slots=True)
@@ -229,7 +222,8 @@ class Sessions:
         began = time.perf_counter()
         session_id = stored_id(namespace, name)
         key = strategy or self.strategy
-        self.config.strategy(key)
+        if strategy:
+            self.config.strategy(strategy)  # the service's own was checked
         check_shape(messages)
         seen = self._redacted(messages, None if history is None else history.memo)
         client = llm_client if llm_client is not None else self.llm_client
@@ -306,6 +300,8 @@ class Sessions:
             fold=plan.fold if plan else None,
             reason=plan.why_unchanged if plan and plan.unchanged else None,
             fates=fates,
+            control=control,
+            broke=plan.why_unchanged if plan and plan.rule else None,
         )
         kept.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
         if self._on_rebuilt is not None:

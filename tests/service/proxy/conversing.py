@@ -14,6 +14,8 @@ from memory_bank.bank.schema import sessions
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config
 from memory_bank.service.proxy.api import RequestHistory
+from memory_bank.service.proxy.body import Body
+from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, looks_random
 from memory_bank.service.security.access import stored_id
 from memory_bank.service.sessions import Sessions
@@ -58,13 +60,14 @@ class World:
     def find(
         self, messages: Messages, key: str | None = "sk-1", headers: Any = None, **body: Any
     ) -> SessionMatch | None:
-        return self.identity.session_of(
+        exchange = Exchange(
+            "POST",
             self.namespace,
             upstream_key=key,
-            headers=headers or {},
-            body=body,
-            history=RequestHistory(list(messages)),
+            client_headers=headers or {},
+            body=Body(b"", body),
         )
+        return self.identity.session_of(exchange, RequestHistory(list(messages)))
 
     def records(self, name: str) -> list[tuple[str | None, str | None]]:
         """(call id, output) of all records that the session shows, oldest first."""

@@ -26,6 +26,7 @@ from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import ConfigError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.service.proxy.api import RequestHistory
+from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch
 from memory_bank.service.proxy.upstream import credential_of
 
@@ -707,9 +708,7 @@ def test_two_processes_at_one_database(bank_url: str, tmp_path: Path) -> None:
         assert {o for _, o in world.records(names[0])} == {f"{LONG}{a}{i}" for i in range(8)}
         assert [o for _, o in world.records(names[-1])] == [f"{LONG}{i}" for i in range(8)]
     other = Identity(Database(bank_url))  # a third host
-    found = other.session_of(
-        None, upstream_key="sk-1", headers={}, body={}, history=RequestHistory(chats["a"][-1])
-    )
+    found = other.session_of(Exchange("POST", upstream_key="sk-1"), RequestHistory(chats["a"][-1]))
     assert known(found).name == told[0][0]
     assert list(verify(world.database)) == []
     world.close()

@@ -223,8 +223,8 @@ class _Hanging:
         self.slow = slow
         self.go = threading.Event()
 
-    def session_of(self, namespace, **_given):
-        if namespace == self.slow:
+    def session_of(self, exchange, history, **_given):
+        if exchange.namespace == self.slow:
             self.go.wait(60)
 
 
@@ -250,8 +250,9 @@ def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
 
 def test_one_slow_conversation_pauses_itself_alone(configured):
     class OneSlow(_Hanging):
-        def session_of(self, namespace, *, headers, **_given):
-            super().session_of(headers["x-memory-session"])
+        def session_of(self, exchange, history, **_given):
+            if exchange.client_headers["x-memory-session"] == self.slow:
+                self.go.wait(60)
 
     identity = OneSlow("slow")
     memory = Rebuilder(Sessions(Database(""), configured()), identity, 0.2)
@@ -272,8 +273,8 @@ class _Slow:
     def __init__(self, seconds):
         self.seconds, self.asked = seconds, []
 
-    def session_of(self, namespace, *, headers, **_given):
-        self.asked.append(headers["x-memory-session"])
+    def session_of(self, exchange, history, **_given):
+        self.asked.append(exchange.client_headers["x-memory-session"])
         time.sleep(self.seconds)
 
 

@@ -12,6 +12,7 @@ from tests.chats import say
 from memory_bank.bank.database import Database
 from memory_bank.config import load_config
 from memory_bank.service.proxy.body import MessageCache
+from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.sessions import Sessions
@@ -48,9 +49,8 @@ def test_a_step_looks_at_its_new_messages_alone(route):
         body = cache.parse(json.dumps(members).encode(), dialect.key, "tools")
         history = dialect.history(body)
         before = len(looked)
-        match = identity.session_of(
-            None, upstream_key=None, headers={"x-memory-session": "s"}, body=body.value, history=history
-        )
+        exchange = Exchange("POST", client_headers={"x-memory-session": "s"}, body=body)
+        match = identity.session_of(exchange, history)
         sessions.rebuild(None, match.name, history.messages, history=history, model="gpt-5")
         assert calls == 20 or len(looked) - before <= 3
     assert len(looked) <= len(history.messages) + 40

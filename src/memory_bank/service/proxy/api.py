@@ -189,7 +189,7 @@ class RequestHistory:
     @property
     def kinds(self) -> list[MessageKind]:
         """The kind of each message."""
-        return self.memo.of_each("kind", self.messages, kind_of)
+        return self.memo.of_each("kind" if self.form is None else "kind in form", self.messages, kind_of)
 
 
 class Dialect:

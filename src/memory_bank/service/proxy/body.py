@@ -338,11 +338,7 @@ class _Conversation:
     values: Sequence[object] = ()
     memo: Memo = field(default_factory=Memo)
     by_id: dict[int, _CachedMessage] = field(default_factory=dict)
-
-    @property
-    def chars(self) -> int:
-        """The characters that count for it: as they came, and as they were read."""
-        return 2 * len(self.text) + MessageCache.ENTRY * len(self.values)
+    chars: int = 0  # that count for it: as they came, and as they were read
 
     def derive(self, message: Any, make: Make) -> list[Placed]:
         """Return ``make(message)``; while the message is cached, ``make`` is called once.
@@ -439,6 +435,7 @@ class MessageCache:
             new = zip(values[same:], (span for _, span in elements[same:]), strict=True)
             elements = (*elements[:same], *new)
             conversation.text, conversation.elements, conversation.values = text, elements, values
+            conversation.chars = 2 * len(text) + self.ENTRY * len(values)
             longest = max((end - begin for _, (begin, end) in elements[same:]), default=0)
             if longest <= self.LONGEST and conversation.chars <= self._limit:
                 self._by_head[head] = conversation

@@ -22,7 +22,7 @@ from memory_bank.service.proxy.api import (
 )
 from memory_bank.service.proxy.body import Body, JsonObject, as_object, objects_of
 from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
-from memory_bank.transcript.messages import kind_of
+from memory_bank.transcript.messages import MessageKind
 from memory_bank.transcript.textcalls import read_text_calls
 
 
@@ -124,10 +124,12 @@ class ChatDialect(Dialect):
 
     def history(self, body: Body) -> RequestHistory:
         """See Dialect. Calls that an agent writes as text count as calls."""
-        messages = self.conversation(body.value)
-        chat = read_text_calls(messages, body.derive, body.memo.of_each("kind as it came", messages, kind_of))
+        history = RequestHistory(self.conversation(body.value), memo=body.memo)
+        if MessageKind.CALL in history.kinds:
+            return history
+        chat = read_text_calls(history.messages, body.derive, history.kinds)
         if chat is None:
-            return RequestHistory(messages, memo=body.memo)
+            return history
 
         def read(written: Sequence[object]) -> Sequence[object]:
             again = read_text_calls(written, body.derive)

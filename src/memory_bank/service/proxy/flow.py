@@ -94,8 +94,6 @@ async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) ->
         exchange.seconds = time.perf_counter() - began
         if exchange.readers:
             exchange.usage = reduce(ReportedUsage.plus, (reader.report() for reader in exchange.readers))
-        if exchange.model is not None:
-            exchange.model = proxy.rebuilder.sessions.redacted_text(exchange.model)
         proxy.record(exchange)
 
 

@@ -43,6 +43,7 @@ from memory_bank.processor import NotSentError
 from memory_bank.records import content_key
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import objects_of
+from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
@@ -83,14 +84,10 @@ class Identity:
 
     def session_of(
         self,
-        namespace: str | None,
-        *,
-        upstream_key: str | None,
-        headers: Mapping[str, str],
-        body: Mapping[str, object],
+        exchange: Exchange,
         history: RequestHistory,
+        *,
         asks_summary: bool = False,
-        compacted: str | None = None,
         records: bool = True,
         later: bool = False,
         wanted: Callable[[], bool] = lambda: True,
@@ -98,22 +95,22 @@ class Identity:
         """The session that a request belongs to; None for a conversation that has had no tool call yet.
 
         The messages are chat messages as parsed from JSON. A name in the header may be percent-encoded.
-        ``upstream_key`` separates the conversations of clients with different keys; it is not stored.
+        The upstream's key separates the conversations of clients with different keys; it is not stored.
         ``asks_summary``: the request asks for a summary of the conversation, as clients do before they compact it.
-        ``compacted``: the session that a compaction item of ours in the request names.
         ``records``: False only looks the session up and stores nothing. ``later``: what the request adds to a session
         that it continues is left to the caller, as the match's ``write``. ``wanted``: whether somebody still waits
         for the request; later ones may have arrived otherwise, and it begins no fork beside them.
 
         Raises ConfigError for an invalid name, StorageError, NotSentError.
         """
-        named = named_session(namespace, headers, body, history, asks_summary)
-        if named is None and compacted is not None:
-            named = SessionMatch(compacted, "compaction")
+        namespace, body = exchange.namespace, exchange.body.value
+        named = named_session(namespace, exchange.client_headers, body, history, asks_summary)
+        if named is None and exchange.compacted is not None:
+            named = SessionMatch(exchange.compacted, "compaction")
         if named is None:
             given = body.get("prompt_cache_key")
             key = given if isinstance(given, str) and given else None
-            seed = chain_seed(namespace, upstream_key, key)
+            seed = chain_seed(namespace, exchange.upstream_key, key)
         else:
             key, seed = named.name, content_key(chain_seed(namespace, None), "name", named.name)
         chain = digest_chain(seed, history)

@@ -22,7 +22,6 @@ from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache
 
 from memory_bank.bank.lineage import Offer
-from memory_bank.bank.session import MemoryBankState
 from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
@@ -104,25 +103,27 @@ class _Share:
         self._blocked_until = 0.0
         self._is_trying = False
 
-    def is_paused(self, conversation: bytes = b"", *, tries: bool = False) -> bool:
+    def is_paused(self, exchange: Exchange, *, tries: bool = False) -> bool:
         """Whether a request may not use memory now; ``tries``: after a pause, one may until it reports."""
         many, is_blocked = len(self._hung) >= 2, time.monotonic() < self._blocked_until
-        is_paused = is_blocked or self._is_trying
-        if not many:
-            is_paused = is_blocked and self._hangs.get(conversation, 0) >= 2
+        if many:
+            is_paused = is_blocked or self._is_trying
+        else:
+            is_paused = is_blocked and self._hangs.get(_conversation(exchange), 0) >= 2
         if tries and not is_paused:
             self._is_trying = many
         return is_paused
 
-    def report(self, conversation: bytes, hung: bool | None) -> None:
+    def report(self, exchange: Exchange, hung: bool | None) -> None:
         """Note whether a request that was allowed has hung; None where nobody waited for it."""
         self._is_trying = False
         if hung:
+            conversation = _conversation(exchange)
             self._hangs[conversation] = self._hangs.get(conversation, 0) + 1
             self._hung.add(conversation)
             self._blocked_until = time.monotonic() + self._pause
-        elif hung is False:
-            self._hangs.pop(conversation, None)
+        elif hung is False and self._hangs:
+            self._hangs.pop(_conversation(exchange), None)
             self._hung.clear()
 
     def fails(self, reason: str, sentence: str) -> None:
@@ -141,8 +142,6 @@ class _Share:
 
     def count(self, exchange: Exchange) -> None:
         """Where many requests of a client or conversation had no call, say in its reason how many."""
-        if exchange.reason != NOTHING_YET and not self.without_calls:
-            return
         session = client_session(exchange.client_headers, exchange.body.value.get("metadata"))
         who = repr((exchange.upstream_key, exchange.client_headers.get("user-agent"), session))
         client = hashlib.sha256(who.encode("utf-8", "surrogatepass")).digest()
@@ -215,7 +214,7 @@ class Rebuilder:
         share = self._share(exchange.namespace)
         try:
             await self._in_turn(share, exchange)
-            if not exchange.api.counts_only:
+            if not exchange.api.counts_only and (share.without_calls or exchange.reason == NOTHING_YET):
                 share.count(exchange)
         except NotRebuiltError as e:
             exchange.passes(str(e))
@@ -234,20 +233,19 @@ class Rebuilder:
             share.without[step.broke] += 1
         elif exchange.reason is None and share.failures:
             share.works()
-        if isinstance(step.state, MemoryBankState) and step.state not in self._unfinished:
+        if getattr(step.state, "deferred", None) and step.state not in self._unfinished:
             self._unfinished.add(step.state)
             self._start(self._finish(step))
 
     async def _in_turn(self, share: _Share, exchange: Exchange) -> None:
         """Rebuild a request when it is its turn. Raises NotRebuiltError, MemoryFailedError."""
-        conversation = _conversation(exchange)
-        if share.is_paused(conversation):
+        if share.is_paused(exchange):
             raise MemoryFailedError("paused")
         waits = self.timeout * (WAITS if _has_begun(exchange) else 1)
         with anyio.move_on_after(waits) as waiting:
             async with share.limiter, self._limiter:
                 waiting.deadline = math.inf
-                if len(self.hanging) >= MOST_HANGING or share.is_paused(conversation, tries=True):
+                if len(self.hanging) >= MOST_HANGING or share.is_paused(exchange, tries=True):
                     raise MemoryFailedError("paused")
                 began, limit = time.perf_counter(), self.timeout * (1 + len(exchange.body.data) / GROWS)
                 hung: bool | None = None
@@ -259,7 +257,7 @@ class Rebuilder:
                     hung = isinstance(e, MemoryFailedError) and time.perf_counter() - began > limit / 2
                     raise
                 finally:
-                    share.report(conversation, hung)
+                    share.report(exchange, hung)
                 return
         raise MemoryFailedError("overloaded")
 
@@ -375,8 +373,13 @@ class Rebuilder:
         data = exchange.body.data
         cached_for = cached_for or 3_600 * bool(b'"1h"' in data and HOUR_MARK.search(data))
         for _ in range(12):  # another conversation may continue the session meanwhile
-            match = self._session_of(
-                exchange, history, job, asks_summary=is_summary, records=not api.counts_only, later=True
+            match = self.identity.session_of(
+                exchange,
+                history,
+                asks_summary=is_summary,
+                records=not api.counts_only,
+                later=not api.counts_only,
+                wanted=lambda: job.end != "given up",
             )
             session_id = None if match is None else stored_id(namespace, match.name)
             keeps = None if api.counts_only else lambda: job.end != "given up"
@@ -447,7 +450,7 @@ class Rebuilder:
         history = exchange.api.history(exchange.body)
         if _asks_summary(exchange, history):  # which is to be made of the real conversation
             return
-        match = self._session_of(exchange, history, job, records=False)
+        match = self.identity.session_of(exchange, history, records=False)
         if match is None or match.how == "new":
             return
         offered = self._offered(exchange, stored_id(exchange.namespace, match.name))
@@ -463,29 +466,6 @@ class Rebuilder:
             exchange.session, exchange.tools = match.name, offered
             self._put(exchange, leaving, stands=True, marked=True)
             exchange.memory, exchange.reason = "rebuilt", f"{exchange.reason}: {CONTINUED}"
-
-    def _session_of(
-        self,
-        exchange: Exchange,
-        history: RequestHistory,
-        job: _Job,
-        *,
-        records: bool,
-        later: bool = False,
-        asks_summary: bool = False,
-    ) -> SessionMatch | None:
-        return self.identity.session_of(
-            exchange.namespace,
-            upstream_key=exchange.upstream_key,
-            headers=exchange.client_headers,
-            body=exchange.body.value,
-            history=history,
-            asks_summary=asks_summary,
-            compacted=exchange.compacted,
-            records=records,
-            later=later and records,
-            wanted=lambda: job.end != "given up",
-        )
 
     def _put(
         self, exchange: Exchange, written: Sequence[object], *, stands: bool = False, marked: bool = False
@@ -600,9 +580,8 @@ def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
     places = islice((i for i, kind in enumerate(kinds) if kind is MessageKind.SYSTEM), 2)
     prompts = [messages[i] for i in places]
     prompts += [m for m in messages[-1:] if kinds[-1] is MessageKind.USER]
-    return exchange.api.is_compaction(exchange.body.value) or any(
-        asks_for_summary(message_text(m)) for m in prompts
-    )
+    ask = history.memo.of_each("asks for a summary", prompts, lambda m: asks_for_summary(message_text(m)))
+    return any(ask) or exchange.api.is_compaction(exchange.body.value)
 
 
 def _has_begun(exchange: Exchange) -> bool:

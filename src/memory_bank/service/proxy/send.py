@@ -130,13 +130,14 @@ async def send(proxy: Proxy, exchange: Exchange) -> UpstreamAnswer:
     if memory == "rebuilt" and not hides:
         reason = REFUSED
     with_tools = exchange.tools is not None
+    data = exchange.body.data
     try:
-        data = await in_thread_if_large(exchange.body.data, exchange.render)
+        if exchange.arrays or exchange.tools or hides:
+            data = await in_thread_if_large(data, exchange.render)
     except BodyError as e:
         if hides:
             raise UpstreamError(f"a turn of the model's API cannot be sent back to it: {e}.") from None
         exchange.goes_as_it_came(str(e))
-        data = exchange.body.data
     form = first = OWN if data == exchange.body.data else CHANGED
     attempts: dict[str, Attempt] = {}
     while True:
