@@ -42,10 +42,10 @@ _KEY = re.compile(r'"[-\w ]{1,40}"\s*:|\b[-\w]{1,40}(?:=|:\s)')
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One value that a turn used and that only earlier tool outputs held.
+    """One value that a turn used and that only earlier tool outputs had.
 
-    ``age`` counts interactions back to the latest message that held it (1: the last interaction). ``first_use``: no
-    earlier assistant turn wrote it. ``born`` says whose message held it first. ``supports`` are the words around its
+    ``age`` counts interactions back to the latest message that had it (1: the last interaction). ``first_use``: no
+    earlier assistant turn wrote it. ``born`` says whose message had it first. ``supports`` are the words around its
     occurrences, newest first; an empty set is matched by any context.
     """
 

@@ -34,7 +34,7 @@ class TraceMemory:
 
     In a database a trace's session is named after its id, so playing it again stores nothing twice. A repeated id
     with other messages is another run: its session is ``ID#2``, ``ID#3`` and so on. ``continued`` counts the traces
-    whose session already held records: their contexts may show what comes later in the trace.
+    whose session already had records: their contexts may show what comes later in the trace.
     """
 
     def __init__(self, url: str | Path | None = None) -> None:

@@ -70,8 +70,8 @@ def bind(c: Connection, database: Database, name: str, dimension: int) -> None:
     """Within a write, make this embedder the bank's until the write's end. Raises EmbedderMismatchError."""
     known = is_known(c, database, name, dimension)
     if database.lock_bank(c, exclusive=not known):  # another process may have stored one before the lock
-        held, known = known, is_known(c, database, name, dimension)
-        if held and not known:  # the bank was emptied meanwhile
+        was_known, known = known, is_known(c, database, name, dimension)
+        if was_known and not known:  # the bank was emptied meanwhile
             database.lock_bank(c, exclusive=True)
             known = is_known(c, database, name, dimension)
     if not known:

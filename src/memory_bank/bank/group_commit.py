@@ -123,9 +123,9 @@ class GroupWriter:
     def _run(self, batch: list[_Write[Any]], *, savepoints: bool) -> None:
         """Run the writes in one transaction; one that fails undoes all, or only itself with savepoints."""
         with self._transaction(durable=any(write.durable for write in batch)) as c:
-            held = self._hold(c, {w.session_id for w in batch})
+            locked = self._hold(c, {w.session_id for w in batch})
             for write in batch:
-                write.alone = write.session_id not in held
+                write.alone = write.session_id not in locked
             for write in (w for w in batch if not w.alone):
                 savepoint = c.begin_nested() if savepoints else None
                 try:

@@ -32,8 +32,8 @@ _AT_ONCE = 32 * 2**20  # characters of rows in one statement
 _ASKED_AFTER = 10.0  # seconds without use before a connection is tested by a query
 _WAITS, _SILENCE = 0.5, 1.0
 """Seconds that a statement waits before it is asked whether the server still answers, and that this may take."""
-_HELD, _USED, _POOLED = (
-    "memory_bank.held",
+_LOCKED, _USED, _POOLED = (
+    "memory_bank.locked",
     "memory_bank.used",
     "memory_bank.pooled",
 )  # keys of a connection's info
@@ -60,7 +60,7 @@ WHERE n.nspname = current_schema() AND t.relkind IN ('r', 'p') AND NOT EXISTS (
   SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = t.oid AND d.deptype = 'e')
 """
 _LOCK_SESSION = sa.select(sa.literal(1)).where(of_session(sessions)).with_for_update()
-_HOLD = (
+_LOCK = (
     sa.select(sessions.c.session_id)
     .where(sessions.c.session_id == sa.any_(sa.bindparam("wanted", type_=postgresql.ARRAY(sa.String))))
     .with_for_update(skip_locked=True)
@@ -168,7 +168,7 @@ class Postgres(Database):
         durable: bool = True,  # noqa: ARG002
     ) -> None:
         """See Database. The transaction begins with its first statement."""
-        c.info.pop(_HELD, None)
+        c.info.pop(_LOCKED, None)
         if not creating:
             if c.info.get(_POOLED):
                 c.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
@@ -218,12 +218,12 @@ class Postgres(Database):
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """See Database. Neither mode blocks reads."""
-        if exclusive or _HELD not in c.info:
+        if exclusive or _LOCKED not in c.info:
             c.exec_driver_sql(f"LOCK TABLE {bank.name} IN {'EXCLUSIVE' if exclusive else 'ROW SHARE'} MODE")
         return True
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
-        if session_id in c.info.get(_HELD, ()):
+        if session_id in c.info.get(_LOCKED, ()):
             return
         if session_id is None:
             c.execute(_LOCK_SESSIONS).all()
@@ -244,9 +244,9 @@ class Postgres(Database):
 
     def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:
         self.lock_bank(c)
-        held = set(c.execute(_HOLD, {"wanted": list(session_ids)}).scalars())
-        c.info[_HELD] = held
-        return held
+        locked = set(c.execute(_LOCK, {"wanted": list(session_ids)}).scalars())
+        c.info[_LOCKED] = locked
+        return locked
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         part = sa.func.substr(sa.type_coerce(column, sa.LargeBinary), start + 1, size, type_=sa.LargeBinary)

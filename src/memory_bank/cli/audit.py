@@ -78,7 +78,7 @@ def replay(
         "embedder": embedder, "observer": observer, "mean_full_tokens": full / max(1, steps),
         "mean_context_tokens": sent / max(1, steps), "ratio": sent / full if full else 1.0,
     }  # fmt: skip
-    warning = "they held records, contexts may show what came later"
+    warning = "they had records, contexts may show what came later"
     lines = [
         ("strategy", key),
         ("", f"embedder {embedder}, observer {observer}" if embedder else ""),

@@ -195,7 +195,7 @@ class HistoryMemory(smol.AgentMemory):
         self.pad = pad
         self._prompt = smol.SystemPromptStep("")
         self._steps = _Steps(self)
-        self._known: list[_Known] = []  # what both sides held when they were compared
+        self._known: list[_Known] = []  # what both sides had when they were compared
         self._is_busy = False
         self._show()
         history.refresh = self.refresh

@@ -173,7 +173,7 @@ class Service:
             caches = sent.cached + sent.written > 0 if by_marks else exchange.usage.cached is not None
             own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
             counts = own, full_tokens, step.known_tokens
-            if not step.unchanged or own != full_tokens:  # also a full history that no cache held
+            if not step.unchanged or own != full_tokens:  # also a full history that no cache had
                 full = full_usage(sent, *counts, caches=caches, ratio=ratio)
             prefix, charge = step.state.prefix_cache, step.charge
             if charge is not None and ratio and (by_marks or exchange.usage.cached is not None):

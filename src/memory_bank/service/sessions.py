@@ -469,8 +469,8 @@ class Sessions:
         if project is not None:
             stored_id(namespace, project)
         session_id = newest_searchable(self.database, namespace, project)
-        held = nullcontext() if session_id is None else self._reading(namespace, session_id)
-        with held as state:
+        opened = nullcontext() if session_id is None else self._reading(namespace, session_id)
+        with opened as state:
             yield state, "all" if project is None else "project"
 
     @contextmanager

@@ -320,20 +320,20 @@ def framed_text(text: str) -> str:
 
 def _is_frame(name: str, value: Mapping[str, Any], content: str) -> bool:
     """Whether a member of an object says only that a run went well, or nothing."""
-    held = value[name]
+    member = value[name]
     if name in _CODES:
-        return held in (0, None, "0", 200)
+        return member in (0, None, "0", 200)
     if name in _EMPTIES:
-        return held in (None, "", False, 0, [], {}, "null") or (name == "stderr" and content == "stdout")
+        return member in (None, "", False, 0, [], {}, "null") or (name == "stderr" and content == "stdout")
     if name in ("ok", "success"):
-        return held is True
+        return member is True
     if name == "status":
-        return held == 200 or (isinstance(held, str) and held.casefold() in _GOOD)
+        return member == 200 or (isinstance(member, str) and member.casefold() in _GOOD)
     if name == "id":
         return "jsonrpc" in value
-    if name == "structuredContent" or held in (None, "", [], {}):
+    if name == "structuredContent" or member in (None, "", [], {}):
         return True
-    return name in _ANY or (_TIMES.match(name) is not None and not isinstance(held, (dict, list)))
+    return name in _ANY or (_TIMES.match(name) is not None and not isinstance(member, (dict, list)))
 
 
 def _text_of_parts(parts: Sequence[Any]) -> str | None:

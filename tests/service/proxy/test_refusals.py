@@ -32,7 +32,7 @@ from memory_bank.service.proxy.exchange import (
     THINKING_LEFT_OUT,
     TOOLS_REFUSED,
 )
-from memory_bank.service.proxy.send import LONGEST_HELD, TEMPORARY
+from memory_bank.service.proxy.send import LONGEST_BUFFERED, TEMPORARY
 from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript import events
 
@@ -403,7 +403,7 @@ def test_a_temporary_error_in_a_stream_passes_as_it_comes(tmp_path, error):
 @pytest.mark.long  # some seconds
 def test_a_stream_that_is_only_kept_alive_passes_after_a_while(tmp_path):
     """Else a client, or a proxy before it, would give up a model that thinks for long."""
-    answer = chunked(b": wait\n\n", LONGEST_HELD + 1, b": still there\n\n", headers=(EVENTS,))
+    answer = chunked(b": wait\n\n", LONGEST_BUFFERED + 1, b": still there\n\n", headers=(EVENTS,))
 
     def asked(route):
         path, body = BODIES[route]

@@ -56,19 +56,19 @@ class EventKind(Enum):
 
     SHOWN = "sent at once"
     SILENT = "sent with the next event that is shown, once something was sent"
-    TIED = "held until the next event, which it belongs to"
-    CALL = "held, with all that follows, until the turn ends"
+    TIED = "buffered until the next event, which it belongs to"
+    CALL = "buffered, with all that follows, until the turn ends"
 
 
 @dataclass(eq=False)
 class TurnStream:
     """Joins the streamed turns of one request into one stream without the turns that call memory tools.
 
-    ``feed`` returns the bytes that go to the client now. Where a turn may be hidden (``hides``), everything is held
-    from the first tool call on until the turn ends; then it is sent as it came, or, if a memory tool is called,
-    dropped. A turn that failed or is longer than ``MOST_BYTES`` is never dropped. As long as nothing of an earlier
-    turn was sent (``is_raw``), the bytes are those of upstream, except for the usage, which is that of all turns;
-    after that, events are rewritten to continue the earlier turn. ``usage``: that of the hidden turns.
+    ``feed`` returns the bytes that go to the client now. Where a turn may be hidden (``hides``), everything is
+    buffered from the first tool call on until the turn ends; then it is sent as it came, or, if a memory tool is
+    called, dropped. A turn that failed or is longer than ``MOST_BYTES`` is never dropped. As long as nothing of an
+    earlier turn was sent (``is_raw``), the bytes are those of upstream, except for the usage, which is that of all
+    turns; after that, events are rewritten to continue the earlier turn. ``usage``: that of the hidden turns.
     Each API implements ``read``, ``write`` and ``answer``; ``read_turn`` reads a complete answer.
     """
 
@@ -77,7 +77,7 @@ class TurnStream:
     has_sent: bool = False
     hides: bool = True
     is_raw: bool = True
-    _held: list[bytes] = field(default_factory=list)
+    _buffered: list[bytes] = field(default_factory=list)
     _next_index: int = 0
 
     place = "index"
@@ -108,10 +108,10 @@ class TurnStream:
         if self._passes or not self.hides:
             return self._release(event)
         self._has_call = self._has_call or kind is EventKind.CALL
-        waits = kind is EventKind.TIED or (kind is EventKind.SILENT and (self._held or not self.has_sent))
+        waits = kind is EventKind.TIED or (kind is EventKind.SILENT and (self._buffered or not self.has_sent))
         if not (self._has_call or waits):
             return self._release(event)
-        self._held.append(event.raw)
+        self._buffered.append(event.raw)
         return b""
 
     def end(self, may_hide: bool) -> tuple[bytes, ModelTurn | None]:
@@ -120,7 +120,7 @@ class TurnStream:
         if self._passes or not (may_hide and self._has_call and turn.calls_memory):
             return self._release(), None
         self.usage = add_usage(self.usage, turn.usage)
-        self._held.clear()
+        self._buffered.clear()
         self.is_raw = not self.has_sent
         self.begin()
         return b"", turn
@@ -134,13 +134,13 @@ class TurnStream:
 
     def _release(self, *last: Event) -> bytes:
         sent: list[bytes] = []
-        for event in (*map(read_event, self._held), *last):
+        for event in (*map(read_event, self._buffered), *last):
             value = None if event.value is None else self.write(event.value)
             if event.value == value:
                 sent.append(event.raw)
             elif value is not None:
                 sent.append(rewrite_event(event, value))
-        self._held.clear()
+        self._buffered.clear()
         out = b"".join(sent)
         self.has_sent = self.has_sent or bool(out)
         return out

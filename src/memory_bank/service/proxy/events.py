@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from memory_bank.service.proxy.body import JsonObject
 
 MOST_BYTES = 16 * 2**20
-"""Bytes of an answer, of a turn in a stream or of one event that are held; what is longer passes as it comes."""
+"""Bytes of an answer, of a turn in a stream or of one event that are buffered; what is longer passes as it comes."""
 
 
 _EOL = rb"(?:\r\n|\n|\r(?!\n))"

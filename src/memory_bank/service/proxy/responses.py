@@ -30,7 +30,7 @@ _ENDED = ("response.completed", "response.incomplete", "response.failed")
 class ResponseStream(TurnStream):
     """The events are those of a response.
 
-    Reasoning is held until the item that it led to: reasoning of a hidden call is hidden too, because a
+    Reasoning waits until the item that it led to: reasoning of a hidden call is hidden too, because a
     request must not have one without the other. The stream is one response, whose id is that of the first
     turn that was sent. So ``previous_response_id`` can name it if only the last turn was sent; otherwise the
     provider knows that id as a response whose calls were not answered.
@@ -106,8 +106,8 @@ class ResponsesDialect(Dialect):
 
     def history(self, body: Body) -> RequestHistory:
         """See Dialect. Not where the provider holds a part of the conversation."""
-        if (held := stands_alone(body.value)) is not None:
-            raise NotRebuiltError(held)
+        if (reason := stands_alone(body.value)) is not None:
+            raise NotRebuiltError(reason)
         instructions = body.value.get("instructions")
         items, memo = self.conversation(body.value), body.memo
         memo.chat = chat = from_items(items, instructions, body.derive, memo.chat)

@@ -40,7 +40,7 @@ TEMPORARY = frozenset({401, 402, 407, 408, 429, 529})
 """Statuses that say nothing of the request's contents: the client's own request would get them as well."""
 NO_ANSWER = 502
 """The status of an answer that breaks off, or is none of the API, before anything of it was shown."""
-MOST_HELD, LONGEST_HELD = 2**20, 5.0
+MOST_BUFFERED, LONGEST_BUFFERED = 2**20, 5.0
 """Bytes and seconds at the beginning of a stream in which an error is looked for."""
 # the statuses of errors within an answer with status 200, by a part of their type, code or status
 _STATUSES = (
@@ -274,7 +274,7 @@ async def _first_shown(
 ) -> tuple[JsonObject, bool]:
     """The first event of a stream that shows something of the model, or an error; whether there is one."""
     body, splitter, reader = answer.body, EventSplitter(), dialect.open_stream(request)
-    held, until = bytearray(), time.monotonic() + LONGEST_HELD
+    buffered, until = bytearray(), time.monotonic() + LONGEST_BUFFERED
 
     def shown(chunk: bytes) -> JsonObject | None:
         events = splitter.feed(chunk) if chunk else splitter.close()
@@ -286,8 +286,8 @@ async def _first_shown(
     value, passes = None, False
     try:
         async for chunk in body:
-            held += chunk
-            passes = len(held) > MOST_HELD or time.monotonic() > until
+            buffered += chunk
+            passes = len(buffered) > MOST_BUFFERED or time.monotonic() > until
             if (value := shown(chunk)) is not None or passes:
                 break
         else:
@@ -295,7 +295,7 @@ async def _first_shown(
     except BaseException:
         await answer.aclose()
         raise
-    answer.body = after(bytes(held), body)
+    answer.body = after(bytes(buffered), body)
     return value or {}, value is not None or passes
 
 

@@ -77,19 +77,19 @@ class UpstreamAnswer:
 
         ``body`` gives the same bytes then. Raises UpstreamError.
         """
-        held = bytearray()
+        chunks = bytearray()
         try:
             async for chunk in self.body:
-                held += chunk
-                if len(held) > MOST_BYTES:
-                    self.body = after(bytes(held), self.body)
+                chunks += chunk
+                if len(chunks) > MOST_BYTES:
+                    self.body = after(bytes(chunks), self.body)
                     return None
         except BaseException:
             await self.aclose()
             raise
         await self.aclose()
         self.aclose = _nothing
-        self.body = after(data := bytes(held))
+        self.body = after(data := bytes(chunks))
         return data
 
     def header(self, name: bytes) -> bytes:
