@@ -283,7 +283,7 @@ def test_it_agrees_with_the_reference(store, seed):
     def text():
         return " ".join(str(random_.choice([-1, 0, 0, 1, 2])) for _ in range(4))
 
-    for _ in range(60):
+    for n in range(60):
         verb = random_.choice(["add", "add", "add_many", "add_many", "rank", "rank", "rank", "clear"])
         batch = [Insight(f"t{random_.randrange(60)}", text()) for _ in range(random_.randrange(8))]
         query, hidden = (
@@ -299,9 +299,9 @@ def test_it_agrees_with_the_reference(store, seed):
             elif verb == "clear" and query[0] == "2":
                 one.clear()
             rankings.append(one.rank(query, exclude=hidden))
-            for limit in (0, 1, 3, 10_000):
-                first = one.rank(query, exclude=hidden, limit=limit)
-                assert [h.trace_id for h in first] == [h.trace_id for h in rankings[-1][:limit]]
+            limit = (0, 1, 3, 10_000)[n % 4]
+            first = one.rank(query, exclude=hidden, limit=limit)
+            assert [h.trace_id for h in first] == [h.trace_id for h in rankings[-1][:limit]]
         got, expected = ([h.trace_id for h in r] for r in rankings)
         assert got == expected
         scores, wanted = ([h.score for h in r] for r in rankings)

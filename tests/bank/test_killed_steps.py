@@ -85,7 +85,7 @@ def test_a_session_that_is_open_makes_what_another_process_left(bank_url, way):
         assert sizes(mine)[0] == sizes(mine)[1]
 
 
-@pytest.mark.parametrize("way", SETTINGS)
+@pytest.mark.parametrize("way", first_short(SETTINGS))
 def test_a_worker_makes_what_a_dead_process_left(bank_url, way):
     with opened(bank_url, way) as mine:
         apply(mine, way, 1)

@@ -48,7 +48,7 @@ def test_processes_take_turns_with_one_session(postgres_url, selection):
     settings = SETTINGS[selection]
     alone = MemoryBankState(session_id="s")
     with MemoryBankState.open(postgres_url, "s") as here:
-        for n in (10, len(MESSAGES) - 4, len(MESSAGES)):
+        for n in (10, len(MESSAGES)):
             expected, tokens = apply_memory_bank_strategy(MESSAGES[:n], None, settings, alone)
             there = in_another_process(postgres_url, settings, MESSAGES[:n])
             assert there[:2] == [expected, tokens]

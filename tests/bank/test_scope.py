@@ -169,19 +169,23 @@ def words(text):
 EVERY = {"a1", "a2", "b1", "n1", "n2"}
 
 
-@pytest.mark.parametrize(
-    ("session", "scope", "seen"),
-    [
-        ("a1", "session", {"a1"}),
-        ("a1", "project", {"a1", "a2"}),
-        ("a1", "all", EVERY),
-        ("b1", "project", {"b1"}),
-        ("n1", "project", {"n1"}),  # without a project: only itself
-        ("n1", "all", EVERY),
-    ],
-)
-def test_each_scope_finds_its_own(bank, session, scope, seen):
+SEEN = [
+    ("a1", "session", {"a1"}),
+    ("a1", "project", {"a1", "a2"}),
+    ("a1", "all", EVERY),
+    ("b1", "project", {"b1"}),
+    ("n1", "project", {"n1"}),  # without a project: only itself
+    ("n1", "all", EVERY),
+]
+
+
+def test_each_scope_finds_its_own(bank):
     states = family(bank)
+    for session, scope, seen in SEEN:
+        assert_finds(states, session, scope, seen)
+
+
+def assert_finds(states, session, scope, seen):
     state = states[session]
     assert words(ask(state, scope, top_k=30)) == {session}
     assert words(handle_tool_call(state, "search_memory", {"query": "late order", "top_k": 20})) == seen
@@ -363,7 +367,7 @@ def test_any_writing_ranks_as_one_store_of_all_would(bank, seed):
     projects = {"a1": "a", "a2": "a", "b1": "b", "n1": None}
     stores = {s: bank.store(s, a) for s, a in projects.items()}
     rows = {}  # (session, trace_id) → vector, in the order of writing
-    for _ in range(40):
+    for n in range(40):
         session = random_.choice(list(projects))
         verb = random_.choice(["add", "add", "add", "clear"])
         if verb == "clear" and random_.random() < 0.4:
@@ -379,23 +383,21 @@ def test_any_writing_ranks_as_one_store_of_all_would(bank, seed):
                 rows.pop((session, t), None)
                 rows[session, t] = text
         asking = random_.choice(list(projects))
-        for scope in SCOPES:
-            seen = {
-                "session": {asking},
-                "all": set(projects),
-                "project": {s for s, a in projects.items() if s == asking or (a and a == projects[asking])},
-            }[scope]
-            hidden = {f"t{random_.randrange(8)}" for _ in range(random_.choice([0, 2]))}
-            fitting = [(at, v) for at, v in rows.items() if at[0] in seen]
-            order = sorted(range(len(fitting)), key=lambda i: (-round(_cosine(fitting[i][1]), 4), -i))
-            expected = [
-                fitting[i][0]
-                for i in order
-                if not (fitting[i][0][0] == asking and fitting[i][0][1] in hidden)
-            ]
-            for limit in (None, 3):
-                found = stores[asking].rank("2 1", hidden, limit, scope=scope)
-                assert [(h.session_id or asking, h.trace_id) for h in found] == expected[:limit]
+        scope = SCOPES[n % 3]
+        seen = {
+            "session": {asking},
+            "all": set(projects),
+            "project": {s for s, a in projects.items() if s == asking or (a and a == projects[asking])},
+        }[scope]
+        hidden = {f"t{random_.randrange(8)}" for _ in range(random_.choice([0, 2]))}
+        fitting = [(at, v) for at, v in rows.items() if at[0] in seen]
+        order = sorted(range(len(fitting)), key=lambda i: (-round(_cosine(fitting[i][1]), 4), -i))
+        expected = [
+            fitting[i][0] for i in order if not (fitting[i][0][0] == asking and fitting[i][0][1] in hidden)
+        ]
+        for limit in (None, 3):
+            found = stores[asking].rank("2 1", hidden, limit, scope=scope)
+            assert [(h.session_id or asking, h.trace_id) for h in found] == expected[:limit]
 
 
 def _cosine(text):

@@ -104,13 +104,13 @@ def test_blocks_rank_as_rows_do(seed, small):
         if verb == "clear" and n % 2:
             ids[name] = []
         was_sealed = was_sealed or bool(count(database, blocks))
-        for scope in ("session", "project", "all"):
-            query = " ".join(random_.choices(NAMES, k=2))
-            mine, theirs = (
-                opened(each, name, sessions[name])[1].rank(query, ids[name][:1], scope=scope)
-                for each in (database, plain)
-            )
-            assert mine == theirs
+        scope = ("session", "project", "all")[n % 3]
+        query = " ".join(random_.choices(NAMES, k=2))
+        mine, theirs = (
+            opened(each, name, sessions[name])[1].rank(query, ids[name][:1], scope=scope)
+            for each in (database, plain)
+        )
+        assert mine == theirs
     assert was_sealed
     assert list(verify(database)) == []
     plain.close()
@@ -118,6 +118,7 @@ def test_blocks_rank_as_rows_do(seed, small):
 
 def test_a_search_reads_words_that_it_has_kept_once_and_keeps_a_bounded_size(bank):
     database = bank.database()
+    database.kept_words = LRUCache(2**20, lambda rows: rows.bytes)
     fill(database, "a", [f"{name} apple" for name in NAMES])
     mine = InsightStore("lexical", database, "a")
     first = mine.rank("ORD-2 apple")
@@ -130,7 +131,7 @@ def test_a_search_reads_words_that_it_has_kept_once_and_keeps_a_bounded_size(ban
     assert len(mine.rank("ORD-9")) == len(NAMES) + 1
     kept = database.kept_words.currsize
     for n in range(9):
-        fill(database, f"s{n}", [" ".join(f"w{n}-{k}" for k in range(2_000)) for _ in range(60)])
+        fill(database, f"s{n}", [" ".join(f"w{n}-{k}" for k in range(400)) for _ in range(30)])
         InsightStore("lexical", database, f"s{n}").rank("w1-1")
     assert kept < database.kept_words.currsize <= database.kept_words.maxsize
     assert mine.rank("ORD-2 apple")[0].trace_id == first[0].trace_id
