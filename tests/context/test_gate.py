@@ -62,7 +62,7 @@ def marked(count: int) -> dict[str, Any]:
         ([*CHATS[:2], call(("c0", "f", {}), ("other", "f", {})), *CHATS[3:]], gate.PAIRS),
         ([*CHATS[:2], CHATS[2], result("c0", ""), *CHATS[-2:]], gate.EMPTY),
         ([*CHATS[:2], say(""), *CHATS[-2:]], gate.EMPTY),
-        ([CHATS[0], marked(5), *CHATS[-2:]], gate.MARKS),
+        ([CHATS[0], marked(5), *CHATS[-2:]], gate.CACHE_MARKS),
         ([*CHATS[:2], user("memory"), *CHATS[-2:]], gate.ROLES),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_came_so_is_no_fault() -> None:
         ([BLOCKS[0], BLOCKS[2], *BLOCKS[-2:]], gate.PAIRS),
         ([BLOCKS[0], {"role": "assistant", "content": []}, *BLOCKS[-2:]], gate.REFUSED),
         (BLOCKS[-2:], gate.REFUSED),  # the first message is the assistant's
-        ([marked(5), *BLOCKS[-2:]], gate.MARKS),
+        ([marked(5), *BLOCKS[-2:]], gate.CACHE_MARKS),
     ],
 )
 def test_messages_of_anthropic_that_break_a_rule(sent: list[Any], rule: str) -> None:
@@ -133,7 +133,7 @@ def test_ids_of_any_kind_are_compared(odd: Any) -> None:
 
 def test_too_many_marks_break_a_rule_and_the_clients_own_are_its_own() -> None:
     assert broken_rule([marked(4), *BLOCKS[-2:]], BLOCKS, MESSAGES) == ""
-    assert broken_rule([marked(5), *BLOCKS[-2:]], BLOCKS, MESSAGES) == gate.MARKS
+    assert broken_rule([marked(5), *BLOCKS[-2:]], BLOCKS, MESSAGES) == gate.CACHE_MARKS
     assert broken_rule([marked(5), *BLOCKS[-2:]], [marked(5), *BLOCKS[1:]], MESSAGES) == ""
 
 

@@ -324,8 +324,8 @@ def log_files(paths: Sequence[Path]) -> list[Path]:
 def client_of(values: Sequence[Any]) -> Client | None:
     """The coding agent that wrote the first lines of a log; None for anything else."""
     lines = [v for v in values if isinstance(v, Mapping)][:_LOOKED_AT]
-    marks = {"sessionId", "leafUuid", "snapshot"}
-    if any(isinstance(v.get("type"), str) and marks & v.keys() for v in lines):
+    members = {"sessionId", "leafUuid", "snapshot"}
+    if any(isinstance(v.get("type"), str) and members & v.keys() for v in lines):
         return "Claude Code"
     for line in lines:
         kind = _text_at(line, "type")

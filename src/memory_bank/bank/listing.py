@@ -282,14 +282,14 @@ def _unobserved(c: Connection, session_ids: Sequence[str]) -> Counter[str]:
     """The number of records that need an insight and have none, by session."""
     heads = (first_bytes(_r.output, len(m)) == sa.literal(m.encode(), sa.LargeBinary) for m in MARKS)
     bare = (  # a subquery: PostgreSQL does not see that two expressions with parameters are equal
-        sa.select(_r.session_id, _r.tool_name, sa.or_(~_r.output_verbatim, *heads).label("marked"))
+        sa.select(_r.session_id, _r.tool_name, sa.or_(~_r.output_verbatim, *heads).label("may_be_answer"))
         .select_from(records.outerjoin(insights, INSIGHT_OF_RECORD))
         .where(_r.session_id.in_(session_ids), _i.seq.is_(None), HAS_CONTENT)
         .subquery()
     )
     found: Counter[str] = Counter()
     for row in c.execute(sa.select(*bare.c, sa.func.count().label("n")).group_by(*bare.c)):
-        found[row.session_id] += 0 if row.marked and is_memory_tool(row.tool_name) else row.n
+        found[row.session_id] += 0 if row.may_be_answer and is_memory_tool(row.tool_name) else row.n
     return found
 
 

@@ -382,7 +382,7 @@ class InsightStore:
         return None if insight is None else insight.summary
 
     def get_insight(self, trace_id: str) -> Insight | None:
-        """The summary with its source and its mark, or None."""
+        """The summary with its source and why it is to be made again, or None."""
         return self.get_insights([trace_id]).get(trace_id)
 
     def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:

@@ -79,7 +79,7 @@ def book_call(
 
 
 def observe_again(database: Database, session_id: str | None = None) -> int:
-    """Let all insights that are marked to be made again wait for the Observer's model; returns how many."""
+    """Let all insights that are to be made again wait for the Observer's model; returns how many."""
     again = sa.update(insights).where(_i.redo.is_not(None), ~waits).values(due=0.0, attempts=0)
     with database.write() as c:
         return c.execute(again if session_id is None else again.where(_i.session_id == session_id)).rowcount
@@ -110,7 +110,7 @@ class Worker:
     With ``session_id`` None those of all sessions. It claims them by moving the time at which they are due: another
     worker takes them only when this one has been silent for longer than its call may last, and then a record costs
     one call more. ``first_retry``: seconds before the second attempt; they double with each further one, up to 300.
-    After the last attempt the extractive summary stays, marked with the reason. Times are Unix seconds by the clock
+    After the last attempt the extractive summary stays, with the reason. Times are Unix seconds by the clock
     of the database server if there is one, or by ``clock``.
     """
 

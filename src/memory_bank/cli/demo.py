@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memory_bank.audit.traces import Trace
 
 _WIDTH, _HEIGHT = 80, 12
-_MARKS = {"no memory": ".", "keep last 5": "x", "memory_bank": "#"}
+_SIGNS = {"no memory": ".", "keep last 5": "x", "memory_bank": "#"}
 
 
 def demo(
@@ -116,7 +116,7 @@ def _curves(paid: Mapping[str, Sequence[float]], folds: Sequence[int]) -> Iterat
     cells = [[" "] * width for _ in range(_HEIGHT)]
     for name, amounts in paid.items():
         for i, amount in enumerate(amounts):
-            sign = "F" if name == "memory_bank" and i in folds else _MARKS[name]
+            sign = "F" if name == "memory_bank" and i in folds else _SIGNS[name]
             row, column = _HEIGHT - 1 - round((_HEIGHT - 1) * amount / top), i * width // steps
             if cells[row][column] != "F":
                 cells[row][column] = sign

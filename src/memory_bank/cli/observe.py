@@ -40,7 +40,7 @@ def observe(
     config: Path | None = CONFIG,
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
-    """Make the insights that are missing, wait for a model or are marked to be made again; several may work at once.
+    """Make the insights that are missing, wait for a model or are to be made again; several may work at once.
 
     Ctrl-C and SIGTERM finish the current calls first. Without a named model, missing insights are made by
     extraction, the others wait, and the command exits.
@@ -65,7 +65,7 @@ def observe(
     worker = Worker(database, observer, embedder, session, attempts=settings.observer_attempts)
     done = worker.progress
     stop = threading.Event()
-    queued = marked = 0
+    queued = to_redo = 0
     stopped_by: list[int] = []
     try:
         with _stopping(stop) as stopped_by, progress("made", "insights") as bar:
@@ -80,10 +80,10 @@ def observe(
         count = done.observed + done.extracted
         counts = {"observed": done.observed, "extracted": done.extracted, "retried": done.retried}
         result = {"queued": queued, "made": count, **counts, "observer": observer.name}
-        marked = _report(database, session, as_json, result)
+        to_redo = _report(database, session, as_json, result)
     if stopped_by:
         raise typer.Exit(130 if stopped_by[0] == signal.SIGINT else 0)
-    if marked:
+    if to_redo:
         raise typer.Exit(1)
 
 
@@ -126,16 +126,16 @@ def _stopping(stop: threading.Event) -> Iterator[list[int]]:
 
 
 def _report(database: Database, session: str | None, as_json: bool, done: dict[str, Any]) -> int:
-    """Print what was made and what is left; returns how many insights are marked to be made again."""
+    """Print what was made and what is left; returns how many insights are to be made again."""
     from memory_bank.bank.listing import list_sessions
 
     listed = [s for s in list_sessions(database) if session in (None, s.session_id)]
-    marked, pending = sum(s.to_redo for s in listed), sum(s.waiting for s in listed)
+    to_redo, pending = sum(s.to_redo for s in listed), sum(s.waiting for s in listed)
     text = (
         f"made {done['made']:,} insights ({done['observer']}); {pending:,} records wait for a model, "
-        f"{marked:,} insights are still to be made again."
+        f"{to_redo:,} insights are still to be made again."
     )
-    if (marked or pending) and "observed" not in done:
+    if (to_redo or pending) and "observed" not in done:
         text += "\nname the model that is to make them with --observer-model."
-    answer({**done, "still_marked": marked, "pending": pending}, text, as_json)
-    return marked
+    answer({**done, "still_marked": to_redo, "pending": pending}, text, as_json)
+    return to_redo

@@ -224,7 +224,7 @@ def _edit(path: Path, config: dict[str, Any], values: dict[str, Any], undo: bool
 
 
 def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
-    """The text of a TOML file with the values added at its beginning, between marks, or removed."""
+    """The text of a TOML file with the values added at its beginning, between comments, or removed."""
     rest = re.sub(rf"^{_BEGIN}.*?(^{_END}.*?$\n?|\Z)", "", old, flags=re.MULTILINE | re.DOTALL)
     if undo:
         return rest

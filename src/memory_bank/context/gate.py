@@ -25,13 +25,13 @@ ENTRY = "an entry is no message"
 PAIRS = "a call or a result stands alone"
 ROLES = "user and assistant do not alternate"
 REASONING = "reasoning stands in a wrong place"
-MARKS = "more than four cache marks"
+CACHE_MARKS = "more than four cache marks"
 EMPTY = "a content is empty"
 SYSTEM = "the system message is not first"
 LAST = "the last message is not last"
 REFUSED = "the API would refuse it"
 PREFIX = "contexts do not begin as those before, though nothing was folded"
-RULES = (ENTRY, LAST, SYSTEM, PAIRS, ROLES, REASONING, EMPTY, MARKS, REFUSED, PREFIX)
+RULES = (ENTRY, LAST, SYSTEM, PAIRS, ROLES, REASONING, EMPTY, CACHE_MARKS, REFUSED, PREFIX)
 """The rules, by what is said of a context that breaks one."""
 
 BREAKS = 2
@@ -186,9 +186,9 @@ def broken_rule(
             return EMPTY
     if thinking is Thinking.KEEP_LATER and _thinks(came, wire) and not _thinks(sent, wire):
         return REASONING
-    marks = cache_marks(sent)
-    if marks > MOST_CACHE_MARKS and marks > cache_marks(came):
-        return MARKS
+    count = cache_marks(sent)
+    if count > MOST_CACHE_MARKS and count > cache_marks(came):
+        return CACHE_MARKS
     return REFUSED if wire.errors(sent) and not wire.errors(came) else ""
 
 

@@ -63,7 +63,7 @@ def _facts(step: Step) -> str:
 
 
 def _printable(text: str) -> str:
-    """A text without control characters, lone surrogates and marks that change the writing direction."""
+    """A text without control characters, lone surrogates and characters that change the writing direction."""
     controls = {c for c in set(text) - {"\n", "\t"} if unicodedata.category(c) in ("Cc", "Cf", "Cs")}
     return text.translate(dict.fromkeys(map(ord, controls), "\ufffd"))
 

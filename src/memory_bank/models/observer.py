@@ -85,7 +85,7 @@ class Observer:
         return len(readable_output(record)[1] if record.output_text is None else record.output_text) >= least
 
     def extract(self, record: InteractionRecord, trouble: str | None = None) -> Insight:
-        """A summary without a model; ``trouble``, a reason, marks it to be made again."""
+        """A summary without a model; ``trouble``: why it is to be made again."""
         return Insight(record.trace_id, extract_summary(record), EXTRACTIVE, trouble)
 
     def ask(self, record: InteractionRecord, user_query: str) -> Insight | Trouble:

@@ -473,14 +473,14 @@ class _Cutter:
                 self.skipped += end - at
                 continue
             if table is not None:
-                mark, names = table
-                if mark in line:
+                delimiter, names = table
+                if delimiter in line:
                     if self._start >= 0 and at - self._start >= ROW_WIDTH:
                         self._close()
                     if len(line) <= width * 2:
-                        self._add(at, end, _row_cells(line, at, mark, names), label)
+                        self._add(at, end, _row_cells(line, at, delimiter, names), label)
                     else:
-                        self._add_long_row(at, end, _row_cells(line, at, mark, names), label)
+                        self._add_long_row(at, end, _row_cells(line, at, delimiter, names), label)
                     continue
                 self._close()
                 table, self._block = None, 0
@@ -680,12 +680,12 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
     is_ruled = len(rule) >= 3 and "-" in rule and _RULE.match(rule) is not None
     found = "|" if "|" in header and is_ruled else ""
     if not found and number == 0:
-        for mark in ("\t", ",", ";"):
-            names = header.split(mark)
-            alike = len(names) > 1 and len(names) - 1 == rule.count(mark) == row.count(mark)
+        for delimiter in ("\t", ",", ";"):
+            names = header.split(delimiter)
+            alike = len(names) > 1 and len(names) - 1 == rule.count(delimiter) == row.count(delimiter)
             are_names = all(len(n) <= 40 and any(map(str.isalpha, n)) for n in names)
             if alike and are_names and len(set(names)) == len(names):
-                found = mark
+                found = delimiter
                 break
     if not found and (number == 0 or not text[slice(*lines[number - 1])].strip()):
         columns, rows = [*_ALIGNED.finditer(header)], (row,) if is_ruled else (rule, row)
@@ -699,13 +699,13 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
     return (found, [n.strip(' "')[:LONGEST_KEY] for n in header.split(found)]) if found else None
 
 
-def _row_cells(line: str, at: int, mark: str, names: list[str]) -> list[Cell]:
-    if mark == _BLANKS:  # an empty cell leaves no trace
+def _row_cells(line: str, at: int, delimiter: str, names: list[str]) -> list[Cell]:
+    if delimiter == _BLANKS:  # an empty cell leaves no trace
         parts = [*_ALIGNED.finditer(line)]
         names = names if len(parts) == len(names) else [""] * len(parts)
         return [(name, at + part.start(), at + part.end()) for name, part in zip(names, parts, strict=True)]
     cells = []
-    for number, part in enumerate(line.split(mark)):
+    for number, part in enumerate(line.split(delimiter)):
         if bare := part.strip().strip('"'):
             start = at + part.index(bare)
             cells.append((names[number] if number < len(names) else "", start, start + len(bare)))

@@ -116,7 +116,7 @@ _NEAR_END, _NEAR_BEGIN = 30, 4  # lines of a run, of which one says how it went
 _SAMPLE = 200  # lines by which a log is known
 _MOST_SUMS, _TOLD_CHARS = 8, 400
 _BLOCK_LINES, _FIRST, _LAST = 40, 8, 5  # of a failure that are read; that are told, of a traceback the last
-_WORDLESS = re.compile(  # and the command of a runner, its marks and times
+_WORDLESS = re.compile(  # and the command of a runner, its signs and times
     r"[\W_]*|(?:\[[^\]]{1,60}\] )?\$ .*|=+ [A-Z ]{1,40} =+"
     r"|(?i:return code|execution time|timeout limit): [\d.]+[a-z ]*"
 )
@@ -346,11 +346,11 @@ def _diff(text: str) -> str:
 def _labelled(text: str) -> list[tuple[str, str]]:
     """The keys and values in lines such as ``key: value``: those that stand once, if any do, as rows repeat keys."""
     rows = [line for line in text.split("\n") if any(map(str.isalnum, line))]
-    for mark in ("|", "\t", ","):
-        counts = [0, *(row.strip("| ").count(mark) for row in rows), 0]
+    for sign in ("|", "\t", ","):
+        counts = [0, *(row.strip("| ").count(sign) for row in rows), 0]
         for n, row in enumerate(rows[:-1], 1):  # a header and one row
             if counts[n] and counts[n] == counts[n + 1] and counts[n] not in (counts[n - 1], counts[n + 2]):
-                names, cells = ([c.strip(' "\r') for c in r.strip("| ").split(mark)] for r in (row, rows[n]))
+                names, cells = ([c.strip(' "\r') for c in r.strip("| ").split(sign)] for r in (row, rows[n]))
                 pairs = [(name, cell) for name, cell in zip(names, cells, strict=True) if name and cell]
                 if any(is_id(*pair) for pair in pairs):
                     return pairs

@@ -69,7 +69,7 @@ class Interner:
         out[[number for key in keys if (number := self.ids.get(key)) is not None]] = True
         return out
 
-    def mark(self, keys: Collection[Hashable], first: int) -> None:
+    def flag_shown(self, keys: Collection[Hashable], first: int) -> None:
         """Set column `shown` of the keys from number `first` on: whether each is among `keys`."""
         new = list(islice(reversed(self.ids), self.table.size - first))
         self.table["shown"][first:] = [key in keys for key in reversed(new)]
@@ -377,8 +377,8 @@ class EvidenceTables:
         if first == v.size:
             return
         self._anchored = v.size, words.size, runs.size
-        self.words.mark(self._shown.words, first_word)
-        self.runs.mark(self._shown.runs, first_run)
+        self.words.flag_shown(self._shown.words, first_word)
+        self.runs.flag_shown(self._shown.runs, first_run)
         forms = self._shown.forms
         visible = np.array([form in forms for form in self.forms[first:]])
         for n in np.flatnonzero(runs["shown"][v["run"][first:]] & ~visible).tolist():

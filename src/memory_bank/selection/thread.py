@@ -89,9 +89,9 @@ def _last_part(text: str) -> str:
     """The last part of a path or of a dotted name, or the file that a shell command edits, with what is before it."""
     if edited := _EDITED.search(text):
         return f" {edited[1] or edited[2]}"
-    parts = max(text.count(mark) for mark in "/\\.")
-    mark = next((m for m in "/\\" if m in text), "." if parts > 1 else "")
-    return text[text.rstrip(mark).rfind(mark) :] if mark and not re.search(r"\s", text) else ""
+    parts = max(text.count(separator) for separator in "/\\.")
+    separator = next((m for m in "/\\" if m in text), "." if parts > 1 else "")
+    return text[text.rstrip(separator).rfind(separator) :] if separator and not re.search(r"\s", text) else ""
 
 
 def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
@@ -109,10 +109,10 @@ def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
 
 def ending(text: str, chars: int) -> str:
     """The start of a value; of a long path its end, from a ``/`` or ``\\`` on."""
-    mark = next((m for m in "/\\" if m in text[-chars:]), "")
-    if len(text) <= chars or not mark or " " in text:
+    separator = next((m for m in "/\\" if m in text[-chars:]), "")
+    if len(text) <= chars or not separator or " " in text:
         return clip(text, chars)
-    return "…" + text[text.index(mark, len(text) - chars) :]
+    return "…" + text[text.index(separator, len(text) - chars) :]
 
 
 def call_line(number: int, tool: str, arguments: str, chars: int = ARGUMENT_CHARS[-1]) -> str:

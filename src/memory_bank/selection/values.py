@@ -170,11 +170,11 @@ def _shape_of(text: str) -> str:
     out: list[str] = []
     last, run = "", 0
     for char in text:
-        mark = "9" if char.isdigit() else ("A" if char.isupper() else "a") if char.isalpha() else char
-        run = run + 1 if mark == last else 1
-        if run <= 3 or (mark == "9" and run <= 10):
-            out.append(mark)
-        last = mark
+        kind = "9" if char.isdigit() else ("A" if char.isupper() else "a") if char.isalpha() else char
+        run = run + 1 if kind == last else 1
+        if run <= 3 or (kind == "9" and run <= 10):
+            out.append(kind)
+        last = kind
     return "".join(out)
 
 

@@ -1,4 +1,4 @@
-"""The MCP server: the memory tools, a tool for marks, and records as resources, for any transport."""
+"""The MCP server: the memory tools, and records as resources, for any transport."""
 
 from __future__ import annotations
 

@@ -567,7 +567,7 @@ class Sessions:
         self._close(session_id, kept)
 
     def delete(self, namespace: str | None, name: str) -> None:
-        """Reset a session and mark it as deleted, until it is used again. Raises NotFoundError."""
+        """Reset a session, which counts as deleted until it is used again. Raises NotFoundError."""
         self.reset(namespace, name)
         self.database.set_session(stored_id(namespace, name), deleted=time.time())
 

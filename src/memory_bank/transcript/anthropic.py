@@ -120,7 +120,7 @@ def _text_block(text: object) -> Block:
     return {"type": "text", "text": text}
 
 
-def _unmarked(block: Any) -> Any:
+def _without_cache_mark(block: Any) -> Any:
     """A block without its cache mark, which clients move from message to message."""
     if isinstance(block, dict) and CACHE_MARK in block:
         return {k: v for k, v in block.items() if k != CACHE_MARK}
@@ -207,7 +207,7 @@ class AnthropicWire(PartWire[AnthropicMessage]):
         content = [*map(_as_dict, content)]
         found = dict(enumerate(map(_read_by_user if is_user else _read_by_assistant, content)))
         if said := [j for j, part in found.items() if part.kind is MessageKind.USER]:
-            texts = [_unmarked(content[j]) for j in said]
+            texts = [_without_cache_mark(content[j]) for j in said]
             only = texts[0].get("text") if len(texts) == 1 and _type(texts[0]) == "text" else None
             found[said[0]] = Part(MessageKind.USER, only if isinstance(only, str) else texts)
         if not is_user:
@@ -252,7 +252,7 @@ def _read_by_user(block: Any) -> Part:
     kind = _type(block)
     if kind == "tool_result":
         content = block.get("content")
-        content = [_unmarked(part) for part in content] if isinstance(content, list) else content
+        content = [_without_cache_mark(part) for part in content] if isinstance(content, list) else content
         return Part(MessageKind.RESULT, "" if content is None else content, block.get("tool_use_id"))
     if isinstance(block, str) or kind in _USER_BLOCKS:
         return Part(MessageKind.USER, None)
@@ -496,7 +496,7 @@ def cache_marks(*values: object) -> int:
     return count
 
 
-def marks_beside(request: Mapping[str, Any]) -> int:
+def cache_marks_beside(request: Mapping[str, Any]) -> int:
     """The number of cache marks of a request that are not in its messages; one for the last block counts, too."""
     return cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
 
@@ -536,16 +536,16 @@ def with_cache_marks(
         calls = next((p.message for p, block in blocks if _type(block) == "tool_use"), len(messages))
         anchor = chain(_places(messages, every[:calls], -1))
     ends = [] if is_marked or not stands else [_places(messages, every[-1:], -1)]
-    out, around = list(messages), marks_beside(request)
+    out, around = list(messages), cache_marks_beside(request)
     for found in (*ends, anchor, _places(messages, every[:last] if stands else (), -1)):
-        place = next((p for p, block in found if _may_be_marked(block)), None)
+        place = next((p for p, block in found if _takes_cache_mark(block)), None)
         if place is None:
             continue
         if around + sum(counts) == MOST_CACHE_MARKS and found is anchor and is_changed:
-            _free_mark(out, place)
+            _drop_cache_mark(out, place)
             counts = [*map(cache_marks, out)]
         if around + sum(counts) < MOST_CACHE_MARKS:
-            _mark(out, place, counts)
+            _add_cache_mark(out, place, counts)
     return None if same_objects(out, messages) else out
 
 
@@ -559,7 +559,7 @@ def _last_turn(messages: Sequence[Any]) -> int:
     return last
 
 
-def _free_mark(messages: list[Any], anchor: PartPlace) -> None:
+def _drop_cache_mark(messages: list[Any], anchor: PartPlace) -> None:
     """Take one of the client's marks away where there are several after the anchor: the first of them."""
     marked = [
         p
@@ -568,7 +568,7 @@ def _free_mark(messages: list[Any], anchor: PartPlace) -> None:
     ]
     if len(marked) > 1:
         message, at = messages[marked[0].message], marked[0].number
-        blocks = [_unmarked(b) if i == at else b for i, b in enumerate(_as_blocks(message))]
+        blocks = [_without_cache_mark(b) if i == at else b for i, b in enumerate(_as_blocks(message))]
         messages[marked[0].message] = {**message, "content": blocks}
 
 
@@ -582,12 +582,12 @@ def _places(
                 yield PartPlace(i, j), block
 
 
-def _may_be_marked(block: Any) -> bool:
+def _takes_cache_mark(block: Any) -> bool:
     text = block.get("text") if _type(block) == "text" else "-"
     return _type(block) in _MARKABLE and isinstance(text, str) and bool(text.strip())  # an empty text may not
 
 
-def _mark(messages: list[Any], place: PartPlace, counts: list[int]) -> None:
+def _add_cache_mark(messages: list[Any], place: PartPlace, counts: list[int]) -> None:
     """Put a copy of a message with a mark at one of its blocks in its place, unless that has one; count it."""
     message, at = messages[place.message], max(place.number, 0)
     blocks = [*_as_blocks(message)]

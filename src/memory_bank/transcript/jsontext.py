@@ -52,9 +52,9 @@ def complete_json(text: str) -> tuple[str, str] | None:
     body, rest = text[:at], text[at:]
     closing: list[str] = []
     for lexeme in _LEXEME.finditer(body):
-        if (mark := lexeme[0][0]) in "{[":
-            closing.append("}" if mark == "{" else "]")
-        elif mark in "}]" and closing:
+        if (bracket := lexeme[0][0]) in "{[":
+            closing.append("}" if bracket == "{" else "]")
+        elif bracket in "}]" and closing:
             closing.pop()
     if not closing or len(rest) > _MOST_AFTER or len(text) < _LEAST_CUT or _WENT_ON.match(rest):
         return None

@@ -62,27 +62,27 @@ def _text_of(text: str, *, with_scripts: bool) -> str:
         words = words if is_exact else " ".join(f".{words}.".split())[1:-1]
         out.append(unescape(words[1:] if words[:1] == " " and last.isspace() else words))
         name, closes, at = (tag[1] or tag[3] or "").lower(), bool(tag[2]), tag.end()
-        mark = ""
+        new = ""
         if not closes and name in _CLOSINGS and name not in unclosed and text[at - 2] != "/":
             start, at = at, _end_of(text, name, at)
             unclosed.update([name] if at == start else [])
-            mark = f"\n{text[start:at]}\n" if with_scripts and name == "script" else ""
+            new = f"\n{text[start:at]}\n" if with_scripts and name == "script" else ""
         elif name == "a":
             if link is not None:
                 label, out[link[0] :] = "".join(out[link[0] :]).strip(), []
-                mark = f"[{label}]({link[1]})"
+                new = f"[{label}]({link[1]})"
             address = "" if closes else _attributes(tag[4]).get("href", "")
             link = (len(out) + 1, address) if address and not address.startswith(_NOWHERE) else None
         elif name == "tr":
-            mark = "\n" + "|---" * headers if headers > 1 and not cells else "\n"
+            new = "\n" + "|---" * headers if headers > 1 and not cells else "\n"
             headers = cells = 0
         elif name in ("td", "th"):
-            mark = "" if closes else "| " if last.isspace() else " | "
+            new = "" if closes else "| " if last.isspace() else " | "
             headers, cells = headers + (name == "th" and not closes), cells + (name == "td" and not closes)
         else:
-            mark = _mark(name, closes, tag[4])
-        out.append(mark)
-        last = (mark or out[-2] or last)[-1]
+            new = _replacement(name, closes, tag[4])
+        out.append(new)
+        last = (new or out[-2] or last)[-1]
         is_exact = (name in ("pre", "textarea") and not closes) or (
             is_exact and _IN_LINE.fullmatch(name) is not None
         )
@@ -112,8 +112,8 @@ def _attributes(written: str) -> dict[str, str]:
     return {name.lower(): unescape(a or b or c).strip() for name, a, b, c in found}
 
 
-def _mark(name: str, closes: bool, written: str) -> str:
-    """The text that replaces a tag: a line break, a heading's mark, an image's address, a form's field."""
+def _replacement(name: str, closes: bool, written: str) -> str:
+    """The text that replaces a tag: a line break, a heading's sign, an image's address, a form's field."""
     if name == "img":
         has = _attributes(written)
         source = has.get("src", "")

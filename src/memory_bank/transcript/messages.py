@@ -29,7 +29,7 @@ HOSTED = frozenset(
 """Types of Responses items that the provider answers itself: call and result are one item."""
 BETWEEN = "a message stands between a call and its result"
 # How frameworks introduce the image of a tool in a user message that follows the tool's result.
-_MEDIA_MARKS = ("<tool_result", "This is file ", "Observation:")
+_MEDIA_BEGINNINGS = ("<tool_result", "This is file ", "Observation:")
 
 
 def read(obj: object, key: str) -> Any:
@@ -130,7 +130,7 @@ def carries_only_media(message: object) -> bool:
     if not isinstance(content, (list, tuple)) or all(map(is_text_part, content)):
         return False
     texts = [part_text(p) for p in content if read(p, "type") in ("text", "input_text") or isinstance(p, str)]
-    return all(not t.strip() or t.lstrip().startswith(_MEDIA_MARKS) for t in texts)
+    return all(not t.strip() or t.lstrip().startswith(_MEDIA_BEGINNINGS) for t in texts)
 
 
 # Our own tools
@@ -563,7 +563,7 @@ class Parser:
 
     An assistant turn with calls opens an interaction. Assistant text and reasoning directly before it belong
     to it, and so do its results in any order, and a user message that only carries the images of its results.
-    A message in a place where a provider would refuse it stays where it came and marks the interaction with a
+    A message in a place where a provider would refuse it stays where it came and gives the interaction a
     fault.
     """
 

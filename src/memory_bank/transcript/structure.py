@@ -113,11 +113,11 @@ def _read_root(text: str, start: int, opener: int, stop: int) -> tuple[Node | No
             items = stack[-1].items or []
             fresh, key = True, None
             continue
-        if kind == 3:  # a mark
-            mark = match.group()
-            if mark == ",":
+        if kind == 3:  # punctuation
+            sign = match.group()
+            if sign == ",":
                 fresh, key = False, None
-            elif mark != ";" and fresh and items and items[-1].items is None:
+            elif sign != ";" and fresh and items and items[-1].items is None:
                 last = items.pop()
                 key, begin = text[last.body : last.stop], last.start
                 fresh = False

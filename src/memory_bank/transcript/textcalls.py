@@ -54,7 +54,7 @@ _TOKEN = re.compile(
     rf"({_TEXT})|([a-zA-Z_$][\w$]*+)(?=\s*:)|([{{}}\[\],:)]|-?\d+(?:\.\d+)?|[\w$]+)|\s+", re.S
 )
 _COMMANDS = {"exec_command": "{}", "apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
-_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\[xubfv\d]")  # characters by their numbers, and rare marks
+_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\[xubfv\d]")  # characters by their numbers, and rare escapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,5 +385,5 @@ def _script_text(text: str) -> str | None:
         return str(json.loads(text))
     if _BY_NUMBER.search(text):
         return None
-    marks = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
-    return re.sub(r"\\(.)", lambda found: marks.get(found[1], found[1]), text[1:-1], flags=re.S)
+    escapes = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
+    return re.sub(r"\\(.)", lambda found: escapes.get(found[1], found[1]), text[1:-1], flags=re.S)

@@ -16,7 +16,7 @@ from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, script
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.exchange import THINKING_LEFT_OUT
 from memory_bank.testing import Reply, ScriptedServer, call, fail, say
-from memory_bank.transcript.anthropic import cache_marks, from_anthropic, marks_beside, message_errors
+from memory_bank.transcript.anthropic import cache_marks, cache_marks_beside, from_anthropic, message_errors
 
 CALLS = STEPS + STEPS // 4
 OWN_TOOLS = body_of("messages", [], TOOLS)["tools"]
@@ -232,7 +232,7 @@ def test_an_original_whose_thinking_was_made_for_rebuilt_requests_goes_without_i
         sent = [r.body["messages"] for r in server.requests[taken:]]
         assert [m == told[:-1] for m in sent] == [False, True, False]
         assert unmarked(sent[0]) == told[:-1]  # it was not the marks that were refused
-        assert not p.service.proxy.rebuilder.unmarked
+        assert not p.service.proxy.rebuilder.refusing_marks
         assert not any(
             b["type"] == "thinking" for m in server.requests[-1].body["messages"][1::2] for b in m["content"]
         )
@@ -357,9 +357,9 @@ def test_with_any_marks_of_the_client_no_request_leaves_with_more_than_four(tmp_
                 }
                 refused = len(server.refused)
                 post(p.port, "/v1/messages", asked, SESSION + f"{count}".encode())
-                allowed = max(4, marks_beside(asked) + cache_marks(messages))
+                allowed = max(4, cache_marks_beside(asked) + cache_marks(messages))
                 sent = server.requests[-1].body
-                assert marks_beside(sent) + cache_marks(sent["messages"]) <= allowed
+                assert cache_marks_beside(sent) + cache_marks(sent["messages"]) <= allowed
                 if allowed == 4:
                     assert server.refused[refused:] == []
         assert any(p.told(count + 1)[n].memory == "rebuilt" for n in range(count))

@@ -22,14 +22,14 @@ OUTAGES = frozenset({500, 502, 503, 504, *range(520, 528)})
 FIRST_PAUSE, LONGEST_PAUSE = 5, 160
 """Requests of a session without memory after a refused context; each further refusal doubles them."""
 MOST_SESSIONS = 1_024
-"""Sessions of which it is remembered how upstream took their requests."""
+"""Sessions of which it is remembered how upstream took their requests, and whether they have memory's tools."""
 IN_VAIN = 4
 """Requests in a row that upstream refuses also as they came, after which a request is sent only so."""
 
 REFUSED = "upstream refused the rebuilt context"
 REFUSED_TOO = "upstream refused the request as it came, too"
 REFUSES_ALL = "upstream refused the session's last requests as they came, too"
-MARKS_REFUSED = "upstream refused cache marks"
+CACHE_MARKS_REFUSED = "upstream refused cache marks"
 TOOLS_REFUSED = "upstream refused memory's tools"
 THINKING_LEFT_OUT = "upstream refused thinking that does not fit the request as it came"
 

@@ -588,13 +588,13 @@ def canonical_bytes(message: object) -> bytes:
         content = message.get("content")
         said = content
         if isinstance(content, list):
-            content = [_without_mark(p) if isinstance(p, dict) else p for p in content]
+            content = [_without_cache_mark(p) if isinstance(p, dict) else p for p in content]
             said = _single_text(content)
         members = {**message, "content": content} if "content" in message else message
         if isinstance(said, str):
             text = b"=" + _encode(said)
             members = {k: v for k, v in members.items() if k != "content"}
-        message = _without_mark(members)
+        message = _without_cache_mark(members)
     try:
         data = _encode(_dump(_without_null(message)))
     except RecursionError:
@@ -610,7 +610,7 @@ def _single_text(content: list[object]) -> str | None:
     return str(part["text"]) if all(k in ("type", "text") or v is None for k, v in part.items()) else None
 
 
-def _without_mark(members: dict[str, object]) -> dict[str, object]:
+def _without_cache_mark(members: dict[str, object]) -> dict[str, object]:
     # clients move it from message to message
     return {k: v for k, v in members.items() if k != "cache_control"}
 

@@ -27,7 +27,7 @@ from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, Schemas, own_tools
 from memory_bank.service.proxy.body import as_object, objects_of
-from memory_bank.service.proxy.exchange import Exchange
+from memory_bank.service.proxy.exchange import MOST_SESSIONS, Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session, named_session
 from memory_bank.service.security.access import project_named, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions, count_once
@@ -49,14 +49,12 @@ MOST_HANGING = 64
 LATE = frozenset({"timeout", "busy", "overloaded", "paused"})
 """Reasons for which a request gets the context of the session's stored fold."""
 CONTINUED = "the last fold and what is new"
-MOST_UNMARKED = 1_024
-"""Sessions of which it is remembered that upstream refuses their marks, or whether they have memory's tools."""
 TOOLS_SHARE = 0.04
 """The share of a session's first request that memory's tools may add at most, as no step is to be 5% dearer."""
 NOTHING_YET = "nothing to remember yet"
 COMPACTION = "compaction request"
-HOUR_MARK = re.compile(rb'"cache_control"\s*+:\s*+\{[^{}]*"ttl"\s*+:\s*+"1h"')
-"""A mark that asks for an hour in the cache."""
+CACHED_FOR_AN_HOUR = re.compile(rb'"cache_control"\s*+:\s*+\{[^{}]*"ttl"\s*+:\s*+"1h"')
+"""A cache mark that asks for an hour."""
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -175,9 +173,10 @@ class Rebuilder:
     seconds, and after those of two conversations in a row all of the namespace (a key), then one tries. A session
     whose job still hangs is not used. The facts of a context are committed when it is returned.
 
-    ``marks_cache``: requests whose client asks for no cache get marks where the API needs them. ``inject``: memory
-    tools are added to requests; "auto": to those that bring tools. ``unmarked`` and ``untooled``: the sessions whose
-    marks or added tools upstream refuses. ``passes``: the providers whose upstream gets ``context_management``.
+    ``marks_cache``: requests whose client asks for no cache get cache marks where the API needs them. ``inject``:
+    memory tools are added to requests; "auto": to those that bring tools. ``refusing_marks`` and ``untooled``: the
+    sessions whose cache marks or added tools upstream refuses. ``passes``: the providers whose upstream gets
+    ``context_management``.
     """
 
     sessions: Sessions
@@ -191,9 +190,9 @@ class Rebuilder:
 
     def __post_init__(self) -> None:
         # what sessions get of memory's tools, and whether the database has it
-        self._offers: LRUCache[str, tuple[Offer | None, bool]] = LRUCache(MOST_UNMARKED)
-        self.unmarked: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_UNMARKED)
-        self.untooled: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)
+        self._offers: LRUCache[str, tuple[Offer | None, bool]] = LRUCache(MOST_SESSIONS)
+        self.refusing_marks: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_SESSIONS)
+        self.untooled: LRUCache[str, bool] = LRUCache(MOST_SESSIONS)
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._limiter = CapacityLimiter(THREADS)
         self._threads = CapacityLimiter(math.inf)  # those of the limiters, and what hangs
@@ -371,7 +370,7 @@ class Rebuilder:
         cached_for = 86_400 if value.get("prompt_cache_retention") == "24h" else 0  # seconds
         is_whole = not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy"))
         data = exchange.body.data
-        cached_for = cached_for or 3_600 * bool(b'"1h"' in data and HOUR_MARK.search(data))
+        cached_for = cached_for or 3_600 * bool(b'"1h"' in data and CACHED_FOR_AN_HOUR.search(data))
         for _ in range(12):  # another conversation may continue the session meanwhile
             match = self.identity.session_of(
                 exchange,
@@ -440,7 +439,7 @@ class Rebuilder:
             return
         # what changes at each step would be written to the cache and never be read
         written = value[api.key] if step.unchanged else step.written
-        self._put(exchange, written, stands=not step.changes_again, marked=not step.control)
+        self._put(exchange, written, stands=not step.changes_again, marks=not step.control)
         exchange.memory = "unchanged" if step.unchanged else "rebuilt"
         control = "control group (holdout)" if step.control else None
         exchange.reason = COMPACTION if is_summary else control or step.broke
@@ -464,13 +463,13 @@ class Rebuilder:
         )
         if leaving is not None and job.moves("put", ""):
             exchange.session, exchange.tools = match.name, offered
-            self._put(exchange, leaving, stands=True, marked=True)
+            self._put(exchange, leaving, stands=True, marks=True)
             exchange.memory, exchange.reason = "rebuilt", f"{exchange.reason}: {CONTINUED}"
 
     def _put(
-        self, exchange: Exchange, written: Sequence[object], *, stands: bool = False, marked: bool = False
+        self, exchange: Exchange, written: Sequence[object], *, stands: bool = False, marks: bool = False
     ) -> None:
-        """Put a conversation into a request, ``marked`` for the provider's cache where its API needs that.
+        """Put a conversation into a request, with cache marks (``marks``) where its API needs them.
 
         ``stands``: the next one will begin with it.
         """
@@ -478,7 +477,7 @@ class Rebuilder:
         is_same = same_objects(written, exchange.body.value[api.key])
         exchange.memory = "unchanged" if is_same else "rebuilt"
         exchange.arrays = {} if exchange.memory == "unchanged" else {api.key: written}
-        if marked and self.marks_cache and (exchange.namespace, exchange.session) not in self.unmarked:
+        if marks and self.marks_cache and (exchange.namespace, exchange.session) not in self.refusing_marks:
             own = api.mark_cache(exchange.body, written, stands=stands)
             if own is not None:
                 exchange.arrays = {api.key: own}

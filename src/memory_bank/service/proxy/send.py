@@ -20,8 +20,8 @@ from memory_bank.service.proxy.body import (
 )
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.exchange import (
+    CACHE_MARKS_REFUSED,
     IN_VAIN,
-    MARKS_REFUSED,
     OUTAGES,
     REFUSED,
     REFUSED_TOO,
@@ -126,7 +126,7 @@ async def send(proxy: Proxy, exchange: Exchange) -> UpstreamAnswer:
     if hides or (added and not (exchange.arrays and refusals.tools)):
         reason = TOOLS_REFUSED
     else:
-        reason = MARKS_REFUSED
+        reason = CACHE_MARKS_REFUSED
     if memory == "rebuilt" and not hides:
         reason = REFUSED
     with_tools = exchange.tools is not None
@@ -217,9 +217,9 @@ def _note_refusal(
 ) -> None:
     """Note that upstream refused a request that memory changed, and accepted it as it came."""
     session = exchange.session
-    if reason == MARKS_REFUSED:
-        proxy.rebuilder.unmarked[exchange.namespace, session] = True
-        log.warning("%s (%s): session %s gets none from now on", MARKS_REFUSED, refused, session)
+    if reason == CACHE_MARKS_REFUSED:
+        proxy.rebuilder.refusing_marks[exchange.namespace, session] = True
+        log.warning("%s (%s): session %s gets none from now on", CACHE_MARKS_REFUSED, refused, session)
     elif session is None:  # a conversation that has not begun: only the tools were added
         refusals.tools = False
         refusals.pauses()

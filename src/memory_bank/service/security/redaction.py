@@ -26,7 +26,7 @@ from memory_bank.transcript.jsontext import flat_text, is_deep, plain
 
 log = logging.getLogger("memory_bank.Service")
 
-_MARK = re.compile(r"\[redacted: [a-z0-9_ ]{1,40}\]")
+_REDACTED = re.compile(r"\[redacted: [a-z0-9_ ]{1,40}\]")
 # members that link the messages of a conversation
 _KEPT = frozenset({"role", "id", "tool_call_id", "call_id", "type", "index"})
 _PARTS = frozenset(  # types of message parts, which must stay readable
@@ -206,10 +206,10 @@ def _rule(number: int, expression: str) -> Any:
 
 
 def _replaced(text: str, spans: Iterable[Span]) -> str:
-    """Replace spans by marks. Overlapping spans get one mark, that of the first and longest; marks stay."""
+    """Replace spans by placeholders, overlapping ones by that of the first and longest; placeholders stay."""
     if "[redacted: " in text:
-        marks = [m.span() for m in _MARK.finditer(text)]
-        spans = [found for span in spans if (found := _around(span, marks))]
+        placeholders = [m.span() for m in _REDACTED.finditer(text)]
+        spans = [found for span in spans if (found := _around(span, placeholders))]
     merged: list[Span] = []
     for start, end, kind in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
         if merged and start < merged[-1][1]:
@@ -225,23 +225,23 @@ def _replaced(text: str, spans: Iterable[Span]) -> str:
 
 
 def _without_keys(items: list[Any]) -> list[Any]:
-    """A list in which the lines of private keys are marks; the same object without any."""
+    """A list in which the lines of private keys are placeholders; the same object without any."""
     text = json.dumps(items)
     keys = [span for span in secrets_in(text) if span[2] == "private key"]
     read = _read(_replaced(text, keys)) if keys else None
     return read[0] if read and isinstance(read[0], list) else items
 
 
-def _around(span: Span, marks: list[tuple[int, int]]) -> Span | None:
-    """A span extended by the marks that it overlaps; None for a span within a mark."""
+def _around(span: Span, placeholders: list[tuple[int, int]]) -> Span | None:
+    """A span extended by the placeholders that it overlaps; None for a span within a placeholder."""
     start, end, kind = span
-    first = bisect_right(marks, start, key=lambda m: m[1])
-    last = bisect_left(marks, end, key=lambda m: m[0])
+    first = bisect_right(placeholders, start, key=lambda m: m[1])
+    last = bisect_left(placeholders, end, key=lambda m: m[0])
     if first == last:
         return span
-    if last == first + 1 and marks[first][0] <= start and end <= marks[first][1]:
+    if last == first + 1 and placeholders[first][0] <= start and end <= placeholders[first][1]:
         return None
-    return min(start, marks[first][0]), max(end, marks[last - 1][1]), kind
+    return min(start, placeholders[first][0]), max(end, placeholders[last - 1][1]), kind
 
 
 def _read(text: str) -> tuple[Any] | None:
