@@ -50,6 +50,15 @@ def test_what_distinguishes_a_call_is_told_not_its_first_argument():
     assert "#1 to #5 find street=Elm 0; Elm 1" in thread(*calls).tell(99, 200).text
 
 
+def test_places_of_parts_that_were_read_stand_behind_their_file():
+    places = [("a/app.py", 1), ("a/app.py", 40), ("b/errors.py", 7), ("a/app.py", 80), ("a/app.py", 1)]
+    calls = [("Read", {"file_path": path, "offset": line, "limit": 30}, "x") for path, line in places]
+    text = thread(*calls, ("Read", {"file_path": "c/main.py"}, "x")).tell(99, 200).text
+    line = next(line for line in text.split("\n") if " Read " in line)
+    assert line.count("a/app.py") == 1 and "c/main.py" in line
+    assert re.search(r"a/app\.py, .*offset=40; offset=80; b/errors\.py; c/main\.py", line)
+
+
 def test_values_that_differ_late_are_shown_so_far():
     paths = [f"/a/very/long/path/of/the/whole/repository/{n}.py" for n in ("one", "two")]
     text = thread(*[("Read", {"path": path}, "x") for path in paths]).tell(99, 200).text

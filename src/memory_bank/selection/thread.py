@@ -77,12 +77,18 @@ def shown_arguments(arguments: str) -> str:
 
 
 def distinguishing(arguments: Sequence[Argument], frequency: Sequence[int]) -> tuple[Argument, ...]:
-    """The values that tell a call from its tool's others: one that only it has, else the two rarest."""
+    """The values that tell a call from its tool's others: one that only it has, else the two rarest.
+
+    A number, as the first line of what is read, comes after the file that it is of.
+    """
     known = {a.start: (number, at) for at, (a, number) in enumerate(zip(arguments, frequency, strict=True))}
     firsts = {a.start: a for a in reversed(arguments)}.values()
     found = [a for a in firsts if len(a.start) >= 2] or list(arguments)
     found.sort(key=lambda a: (known[a.start][0], -min(len(a.start), 12), known[a.start][1]))
-    return tuple(found[: 2 if found and known[found[0].start][0] > 1 else 1])
+    found = found[: 2 if found and known[found[0].start][0] > 1 else 1]
+    file = next((a for a in arguments if a.key in PATH_KEYS), None)
+    rest = [a for a in found if a is not file]
+    return (file, *rest) if file and all(a.text.isdecimal() for a in rest) else tuple(found)
 
 
 def _last_part(text: str) -> str:
@@ -581,10 +587,14 @@ class _Listing:
 
     def _add_values(self, calls: Sequence[_Call]) -> None:
         for call in sorted(calls, key=lambda c: not c.changed):
-            text = "".join([f"{text}, " for _, text in self._values[call.number]])
-            price = 0 if (call.tool, text) in self._written else self._thread.cost(text) + 1
+            parts = {
+                (call.tool, "".join([f"{text}, " for _, text in p]))
+                for p in _parts(self._values[call.number])
+            }
+            new = parts - self._written
+            price = sum([self._thread.cost(text) for _, text in new]) + bool(new)
             if self._pays(call, False, price, call.changed):
-                self._written.add((call.tool, text))
+                self._written |= new
                 self._paid[call.number] = price
 
     def _add_lines(self, calls: Sequence[_Call]) -> None:
@@ -625,9 +635,13 @@ class _Listing:
                 values = [v for number in valued if (v := self._values[number])]
                 keys = {v[0][0] for v in values}
                 common = keys.pop() if len(keys) == 1 else ""
-                bodies = [", ".join(t if k == common else named(k, t) for k, t in v) for v in values]
+                bodies: dict[Values, dict[str, None]] = {}  # by file
+                for file, rest in map(_parts, values):
+                    body = ", ".join(t if k == common else named(k, t) for k, t in rest)
+                    bodies.setdefault(file, {})[body] = None
+                said = [", ".join([*(t for _, t in file), "; ".join(b)]) for file, b in bodies.items()]
                 text = f"{ranges(valued)} {name}"
-                text += f" {named(common, '; '.join(dict.fromkeys(bodies)))}" if bodies else ""
+                text += f" {named(common, '; '.join(said))}" if said else ""
             if counted:
                 span, times = ranges(counted), f"×{len(counted)}"
                 text = f"{text}; besides {times} {span}" if text else f"{span} {name} {times}"
@@ -636,6 +650,12 @@ class _Listing:
 
     def _line(self, call: _Call) -> str:
         return self._thread.own_line(call, self._thread.distinct(call), self._values[call.number])
+
+
+def _parts(values: Values) -> tuple[Values, Values]:
+    """The file that other values of a call are of, or none; and these."""
+    at = int(len(values) > 1 and values[0][0] in PATH_KEYS)
+    return values[:at], values[at:]
 
 
 def _shown_values(
