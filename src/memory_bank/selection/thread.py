@@ -636,8 +636,8 @@ class _Listing:
                 keys = {v[0][0] for v in values}
                 common = keys.pop() if len(keys) == 1 else ""
                 bodies: dict[Values, dict[str, None]] = {}  # by file
-                for file, rest in map(_parts, values):
-                    body = ", ".join(t if k == common else named(k, t) for k, t in rest)
+                for file, told in map(_parts, values):
+                    body = ", ".join(t if k == common else named(k, t) for k, t in told)
                     bodies.setdefault(file, {})[body] = None
                 said = [", ".join([*(t for _, t in file), "; ".join(b)]) for file, b in bodies.items()]
                 text = f"{ranges(valued)} {name}"
