@@ -54,6 +54,19 @@ def variables(tmp_path, port):
         yield environment(OPENAI_BASE_URL=upstream.base_url, **own)
 
 
+@pytest.fixture
+def here(cli, monkeypatch, variables):
+    """The verb in this process, which starts a service less slowly than one more process does."""
+
+    def call(*command, **more):
+        with monkeypatch.context() as m:
+            for name, value in {**variables, **more}.items():
+                m.setenv(name, value)
+            return cli("run", *command)
+
+    return call
+
+
 def run(variables, *command, **more):
     return subprocess.run(
         [*COMMAND, "run", *command], env=variables, capture_output=True, text=True, timeout=60, **more
@@ -61,8 +74,9 @@ def run(variables, *command, **more):
 
 
 def address(done) -> str:
-    found = re.search(r"go through (http://127.0.0.1:\d+)", done.stderr)
-    assert found, done.stderr
+    told = getattr(done, "err", "") or done.stderr
+    found = re.search(r"go through (http://127.0.0.1:\d+)", told)
+    assert found, told
     return found[1]
 
 
@@ -71,25 +85,32 @@ def is_served(url: str) -> bool:
         return s.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
 
 
-def test_a_service_is_started_and_what_was_saved_is_printed(variables, port, tmp_path):
-    done = run(variables, "--", *USES)
+def test_a_service_is_started_and_what_was_saved_is_printed(cli, variables, port, tmp_path):
+    """Within a point, in tokens and in dollars, of what an upstream with a prefix cache counts."""
+    own, without = Cached(), Cached()
+    tools = [{"type": "function", "function": {"name": "t"}}]
+    for end in range(4, len(HISTORY) + 1, 2):
+        without({"model": "gpt-4.1-mini", "messages": HISTORY[:end], "tools": tools})
+    with ScriptedServer(own) as upstream:
+        done = run(variables | {"OPENAI_BASE_URL": upstream.base_url}, "--", *USES)
     assert (done.returncode, done.stdout) == (0, f"{address(done)}/v1\n")
     saved = SAVED.search(done.stderr)
     assert saved, done.stderr
     assert "12 model requests;" in done.stderr
     assert "whose page shows each step, later `memory-bank serve`." in done.stderr
     sent, full, paid, instead = (float(n.replace(",", "")) for n in saved.groups())
-    assert sent < full
+    (tokens, dollars), (full_tokens, in_full) = own.paid("gpt-4.1-mini"), without.paid("gpt-4.1-mini")
+    assert sent == tokens < full
+    assert sent / full == pytest.approx(tokens / full_tokens, abs=0.01)
+    assert paid == pytest.approx(dollars, rel=0.001)
     assert paid < instead
+    assert paid / instead == pytest.approx(dollars / in_full, abs=0.01)
     assert not is_served(address(done))
     assert (tmp_path / "data" / "memory-bank" / "bank.db").exists()
     page = re.search(r"its page, while `memory-bank serve` runs: (http://\S+)/#/s/(\S+)\n", done.stderr)
     assert page, done.stderr
     assert page[1] == f"http://127.0.0.1:{port}"
-    verbs = (["saved", "--today"], ["bank", "sessions"])
-    today, sessions = (
-        subprocess.run([*COMMAND, *v], env=variables, capture_output=True, text=True).stdout for v in verbs
-    )
+    today, sessions = (cli(*v).out for v in (["saved", "--today"], ["bank", "sessions"]))
     assert re.match(
         r"today: 12 requests in 1 session; \$\S+ paid, \$\S+ without memory \(\d\d% less\); ", today
     )
@@ -124,25 +145,25 @@ def test_claude_gets_no_changing_header_where_the_upstream_is_not_anthropic():
     assert "CLAUDE_CODE_ATTRIBUTION_HEADER" not in json.loads(command[2])["env"]
 
 
-def test_a_running_service_is_used_and_goes_on(variables, tmp_path, port):
+def test_a_running_service_is_used_and_goes_on(here, variables, tmp_path, port):
     serve = subprocess.Popen(
         [*COMMAND, "serve", "--db", str(tmp_path / "own.db")], env=variables, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     try:
         url = serve.stdout.readline().strip()
-        first, second = run(variables, *USES), run(variables | {"OPENAI_BASE_URL": f"{url}/v1"}, *USES)
+        first, second = here(*USES), here(*USES, OPENAI_BASE_URL=f"{url}/v1")
         assert address(first) == address(second) == url == f"http://127.0.0.1:{port}"
-        assert "12 model requests of all clients of the service" in first.stderr
-        assert "12 model requests of all clients of the service" in second.stderr
-        assert "whose page shows each step.\n" in first.stderr
-        other = run(variables, "--db", str(tmp_path / "other.db"), "true")
+        assert "12 model requests of all clients of the service" in first.err
+        assert "12 model requests of all clients of the service" in second.err
+        assert "whose page shows each step.\n" in first.err
+        other = here("--db", str(tmp_path / "other.db"), "true")
         assert address(other) != url
-        same = run(variables, "--db", str(tmp_path / "own.db"), "true")
+        same = here("--db", str(tmp_path / "own.db"), "true")
         assert address(same) == url
-        share = run(variables, "--holdout", "0.1", "--", *USES)
-        assert (share.returncode, share.stdout) == (2, "")
-        assert f"the service at {url} decides its own share of sessions without memory: set " in share.stderr
+        share = here("--holdout", "0.1", "--", *USES)
+        assert (share.code, share.out) == (2, "")
+        assert f"the service at {url} decides its own share of sessions without memory: set " in share.err
     finally:
         serve.terminate()
         serve.wait(20)
@@ -175,7 +196,7 @@ def test_the_exit_code_and_the_arguments_are_the_commands(variables):
     assert "memory-bank doctor" in done.stderr
 
 
-def test_a_command_that_is_not_there_or_cannot_be_run(cli, variables, tmp_path):
+def test_a_command_that_is_not_there_or_cannot_be_run(cli, here, tmp_path):
     done = cli("run", "--", "no-such-command", "--help")
     assert (done.code, done.out) == (127, "")
     assert done.sentence() == "there is no command 'no-such-command': check its name, or install it."
@@ -186,21 +207,21 @@ def test_a_command_that_is_not_there_or_cannot_be_run(cli, variables, tmp_path):
         assert (done.code, done.out) == (126, "")
         assert done.sentence().startswith(f"{given} cannot be run: make it executable")
     odd.chmod(0o755)
-    done = run(variables, str(odd))
-    assert done.returncode == 126
-    assert "cannot be run (Exec format error)" in done.stderr
+    done = here(str(odd))
+    assert done.code == 126
+    assert "cannot be run (Exec format error)" in done.err
     assert cli("run").code == 2
 
 
-def test_why_no_service_starts_is_one_sentence(variables, tmp_path):
+def test_why_no_service_starts_is_one_sentence(here, variables, tmp_path):
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('uvicorn', name='uvicorn')")
     path = os.pathsep.join(filter(None, (str(tmp_path), variables.get("PYTHONPATH"))))
-    done = run(variables | {"PYTHONPATH": path}, *USES)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"memory-bank: .*pip install '\.\[service\]'.*\n", done.stderr)
-    done = run(variables, "--db", str(tmp_path / "no" / "bank.db"), *USES)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "create it first" in done.stderr
+    done = here(*USES, PYTHONPATH=path)
+    assert (done.code, done.out) == (1, "")
+    assert re.search(r"pip install '\.\[service\]'", done.sentence())
+    done = here("--db", str(tmp_path / "no" / "bank.db"), *USES)
+    assert (done.code, done.out) == (1, "")
+    assert "create it first" in done.sentence()
 
 
 @pytest.mark.long
@@ -218,24 +239,6 @@ def test_an_address_that_a_service_left_is_no_upstream(variables, port):
     assert done.stdout == f"{address(done)}/v1\n"
 
 
-def test_what_is_printed_is_what_the_upstream_got(variables):
-    """Within a point, in tokens and in dollars, of what an upstream with a prefix cache counts."""
-    own, without = Cached(), Cached()
-    tools = [{"type": "function", "function": {"name": "t"}}]
-    for end in range(4, len(HISTORY) + 1, 2):
-        without({"model": "gpt-4.1-mini", "messages": HISTORY[:end], "tools": tools})
-    with ScriptedServer(own) as upstream:
-        done = run(variables | {"OPENAI_BASE_URL": upstream.base_url}, *USES)
-    saved = SAVED.search(done.stderr)
-    assert saved, done.stderr
-    sent, full, paid, instead = (float(n.replace(",", "")) for n in saved.groups())
-    (tokens, dollars), (full_tokens, in_full) = own.paid("gpt-4.1-mini"), without.paid("gpt-4.1-mini")
-    assert sent == tokens
-    assert sent / full == pytest.approx(tokens / full_tokens, abs=0.01)
-    assert paid == pytest.approx(dollars, rel=0.001)
-    assert paid / instead == pytest.approx(dollars / in_full, abs=0.01)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -243,12 +246,12 @@ def test_what_is_printed_is_what_the_upstream_got(variables):
         pytest.param('"tools":', '"stream": True, "tools":', "the stream has no usage: the client has to ask for it by stream_options.include_usage", marks=pytest.mark.long),
     ],
 )  # fmt: skip
-def test_calls_without_a_cost_are_counted_with_the_reason(variables, old, new, reason):
-    done = run(variables, sys.executable, "-c", AGENT.replace(old, new), json.dumps(HISTORY))
-    told = re.search(r"less\); the cost of (\d+) of them is not known: (.*)\.\n", done.stderr)
-    assert told, done.stderr
+def test_calls_without_a_cost_are_counted_with_the_reason(here, old, new, reason):
+    done = here(sys.executable, "-c", AGENT.replace(old, new), json.dumps(HISTORY))
+    told = re.search(r"less\); the cost of (\d+) of them is not known: (.*)\.\n", done.err)
+    assert told, done.err
     assert (int(told[1]), told[2]) == (12, reason)
-    assert "$" not in done.stderr
+    assert "$" not in done.err
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ from memory_bank.testing import Reply, ScriptedServer
 
 def test_without_any_configuration(tmp_path: Path) -> None:
     """It begins, says where it is and how to point an agent at it, and ends in order."""
-    with serve(XDG_DATA_HOME=str(tmp_path), OPENAI_BASE_URL="http://127.0.0.1:9/v1") as service:
+    others = {"WEB_CONCURRENCY": "many", "HTTPS_PROXY": "proxy:3128"}  # of other servers
+    with serve(XDG_DATA_HOME=str(tmp_path), OPENAI_BASE_URL="http://127.0.0.1:9/v1", **others) as service:
         assert service.ask("/health?live").json()["status"] == "ok"
         assert service.end() == 0
         out = service.process.stdout.read()
@@ -56,7 +57,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
 
 def test_file_environment_and_options(tmp_path: Path) -> None:
     """The environment wins over the file, value by value, and an option over both."""
-    ports = [free_port() for _ in range(3)]
+    ports = [free_port() for _ in range(2)]
     file = tmp_path / "config.toml"
     file.write_text(
         f'[service]\nport = {ports[0]}\ndatabase = "{tmp_path}/file.db"\nupstream = "http://127.0.0.1:9/file"\n'
@@ -68,10 +69,6 @@ def test_file_environment_and_options(tmp_path: Path) -> None:
         told = next(t for t in map(json.loads, service.lines) if t["message"] == "serving")
     assert told["upstream"] == "http://127.0.0.1:9/file"
     assert told["database"].endswith("/given.db")
-    with serve("--config", file, port=ports[2], **env) as service:
-        assert service.address == f"http://127.0.0.1:{ports[2]}"
-        told = next(t for t in map(json.loads, service.lines) if t["message"] == "serving")
-        assert told["database"].endswith("/env.db")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -93,11 +90,6 @@ def test_what_the_environment_names_is_one_sentence_with_any_workers(
     assert len(started.lines) == 1
     assert says in started.log
     assert not (tmp_path / "b.db").exists()
-
-
-def test_the_environment_of_other_servers_is_not_read(tmp_path: Path) -> None:
-    with serve("--db", tmp_path / "b.db", WEB_CONCURRENCY="many", HTTPS_PROXY="proxy:3128") as service:
-        assert service.ask("/health?live").status == 200
 
 
 def free_port() -> int:
@@ -204,15 +196,15 @@ def test_an_evidence_model_that_cannot_be_read_ends_the_start(
     assert not (tmp_path / "b.db").exists()
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_logging_as_it_was")
+def test_a_port_that_is_taken(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """The second one says so, makes no database, and leaves the first alone; the same file is no trouble."""
     with serve("--db", tmp_path / "b.db") as first:
         port = urlsplit(first.address).port
-        second = start("--db", tmp_path / "never.db", port=port)
-        assert second.wait() == 1
-        assert second.lines == [
-            f"memory-bank: 127.0.0.1:{port} is in use: stop what listens there, or choose another --port.\n"
-        ]
+        second = request.getfixturevalue("cli")("serve", "--db", tmp_path / "never.db", "--port", port)
+        assert (second.code, second.out) == (1, "")
+        told = f"127.0.0.1:{port} is in use: stop what listens there, or choose another --port."
+        assert second.sentence() == told
         assert not (tmp_path / "never.db").exists()
         with serve("--db", tmp_path / "b.db") as third:
             assert third.ask("/health?live").status == first.ask("/health?live").status == 200
@@ -220,12 +212,13 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         assert first.ask("/health?live").status == 200
 
 
-def test_a_service_that_would_forward_to_itself() -> None:
+@pytest.mark.usefixtures("_logging_as_it_was")
+def test_a_service_that_would_forward_to_itself(request: pytest.FixtureRequest, monkeypatch: Any) -> None:
     port = free_port()
-    started = start(port=port, OPENAI_BASE_URL=f"http://localhost:{port}/v1")
-    assert started.wait() == 2
-    assert "is this service itself" in started.log
-    assert len(started.lines) == 1
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://localhost:{port}/v1")
+    done = request.getfixturevalue("cli")("serve", "--port", port)
+    assert done.code == 2
+    assert "is this service itself" in done.sentence()
 
 
 @pytest.mark.parametrize(
