@@ -227,13 +227,13 @@ def _view(tree: Tree, path: str, view_range: Any) -> str:
     place, text = _entry(tree, path, folders=True)
     if text is None:
         title = f"Here're the files and directories up to 2 levels deep in {path}, excluding hidden items:"
-        shown = [title, f"4K\t{path}"]
+        lines = [title, f"4K\t{path}"]
         below = ((p[len(place) + 1 :].split("/"), t) for p, t in tree.items() if p.startswith(f"{place}/"))
         for names, content in sorted(below, key=lambda found: found[0]):
             if len(names) <= 2 and not any(n.startswith(".") for n in names):
                 size, end = ("4K", "/") if content is None else (_size(len(content.encode())), "")
-                shown.append(f"{size}\t{path}/{'/'.join(names)}{end}")
-        return "\n".join(shown)
+                lines.append(f"{size}\t{path}/{'/'.join(names)}{end}")
+        return "\n".join(lines)
     lines, start = text.split("\n"), 0
     if not (view_range is None or (isinstance(view_range, list) and {*map(type, view_range)} <= {int})):
         raise FileError("view_range is a list of two whole numbers: the first and the last line.")

@@ -223,11 +223,11 @@ def list_page(
                     found[row.session_id] = task
             if len(found) > limit:
                 break
-        shown = list(found)[:limit]
+        ids = list(found)[:limit]
         columns = (column for column in _BASE.selected_columns if column.name != "task")  # which may be long
-        page = sa.select(*columns).where(_s.session_id.in_(shown))
+        page = sa.select(*columns).where(_s.session_id.in_(ids))
         of_id = {i.session_id: replace(i, task=found[i.session_id]) for i in _details(c, page, [_WAIT])}
-    return [of_id[session_id] for session_id in shown], len(found) > limit
+    return [of_id[session_id] for session_id in ids], len(found) > limit
 
 
 def session_ids(database: Database, namespace: str | None, first: int | None = None) -> list[str]:

@@ -143,9 +143,9 @@ def retrieve(
     insights = insight_store.get_insights(ids)
     retrieved = []
     for trace_id, score, *_ in hits:
-        shown, insight = cache.get((trace_id, max_chars)), insights.get(trace_id)
-        if shown is not None and insight is not None:  # else its fact is gone
-            retrieved.append(Retrieved(trace_id, insight.summary, shown, score))
+        raw, insight = cache.get((trace_id, max_chars)), insights.get(trace_id)
+        if raw is not None and insight is not None:  # else its fact is gone
+            retrieved.append(Retrieved(trace_id, insight.summary, raw, score))
     log.debug("retrieved %d records", len(retrieved))
     return retrieved
 

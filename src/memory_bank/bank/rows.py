@@ -130,7 +130,7 @@ def is_trace_id(value: object) -> bool:
 
 
 def is_time(value: object) -> bool:
-    """Whether a value is a number of Unix seconds that can be shown as a date."""
+    """Whether a value is a number of Unix seconds that can be written as a date."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MAX_TIME
 
 

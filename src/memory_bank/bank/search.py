@@ -166,7 +166,7 @@ class InsightSearch:
         if index.loose >= 2 * self.database.block_size:  # as after an import, or in a bank of an older form
             settle(self.database, own, index.loose, most=8)
         words, near, most = _compare_words(index, terms, own)
-        shown = ~np.isin(index.seqs, excluded)
+        allowed = ~np.isin(index.seqs, excluded)
         scores, alike = near / most, np.zeros(len(near), bool)
         if self.compares and vector is not None:
             scores = np.zeros(len(near))
@@ -176,7 +176,7 @@ class InsightSearch:
             alike[nearest] = similarities >= least
             for rows in (by_words, nearest):
                 scores[rows] += (_RANK + 1) / 2 / (_RANK + 1 + np.arange(len(rows)))
-        rows = np.flatnonzero(shown)
+        rows = np.flatnonzero(allowed)
         rows = rows[np.lexsort((-rows, -scores[rows]))][:limit]
         reasons = np.select([words > 0, near > 0, alike], ["words", "neighbour", "similarity"], "")
         return self._hits(index, own, [(row, float(scores[row]), str(reasons[row])) for row in rows.tolist()])

@@ -693,8 +693,8 @@ class MemoryBankState(Session):
         def write() -> None:
             try:
                 records = {r.trace_id: r for r in facts.get_many([t for _, t, _ in calls])}
-                shown = [describe_call(n, records[t], said, 1_000) for n, t, said in calls if t in records]
-                note = observer.note(noted, shown, task)
+                texts = [describe_call(n, records[t], said, 1_000) for n, t, said in calls if t in records]
+                note = observer.note(noted, texts, task)
                 if isinstance(note, str):
                     self.database.set_note(session_id, fit_text(note, NOTE_TOKENS, count), generation)
                     done()

@@ -113,7 +113,7 @@ class Health(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether the service has shown that it is this user's."""
+        """Whether the service has proved that it is this user's."""
         return self.proof[0]
 
 

@@ -186,7 +186,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def visible(text: str, limit: int | None = None) -> str:
-    """Text for a terminal: control characters and lone surrogates shown as escapes, cut at ``limit``."""
+    """Text for a terminal: control characters and lone surrogates printed as escapes, cut at ``limit``."""
     escaped = _ODD.sub(_escaped, text if limit is None else text[: limit + 1])
     return escaped if limit is None or len(escaped) <= limit else escaped[: limit - 1] + "…"
 
@@ -217,7 +217,7 @@ def table(
     """Print a table that fits the terminal, or 80 columns; numbers and the columns ``right`` are aligned right.
 
     These, and columns ``whole``, are never wrapped. Columns that find no room stand below, with the first one again.
-    Markup in cells is shown as text. True is "yes", False and None are empty.
+    Markup in cells is printed as text. True is "yes", False and None are empty.
     """
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console

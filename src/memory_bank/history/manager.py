@@ -353,7 +353,7 @@ class MemoryManager:
             console.print(Panel(body, title=Text(title), subtitle=Text(_facts(step)), title_align="left"))
 
     def visualize(self, path: str | Path | None = None) -> str:
-        """The steps as an HTML page that loads nothing, also written to ``path``; ``data:`` images are shown.
+        """The steps as an HTML page that loads nothing, also written to ``path``; ``data:`` images are part of it.
 
         Raises HistoryError when the file cannot be written.
         """

@@ -54,7 +54,7 @@ RESOURCE_CHARS = 1_000_000
 MAX_REQUEST_BYTES = 2**20
 """Bytes of a request: the arguments of the tools are short."""
 _PAGE = 100
-_NAMES_SHOWN = 10
+_MOST_NAMES = 10
 _RECORD = re.compile(r"memory://sessions/([^/?#]+)/records/([^/?#]+)\Z")
 _INSTRUCTIONS = (
     "The outputs of an agent's earlier tool calls, exactly, also those no longer in its context. "
@@ -282,7 +282,7 @@ class _McpHandlers:
         return names[0]
 
     def _names(self, caller: Caller) -> list[str]:
-        return self.sessions.names(caller.namespace, _NAMES_SHOWN + 1)
+        return self.sessions.names(caller.namespace, _MOST_NAMES + 1)
 
 
 _NO_SESSION = "There is no session yet: it begins with the first tool output that an agent's memory keeps."
@@ -294,8 +294,8 @@ _NOTHING_TO_SEARCH = "There is nothing to search yet: no session has stored a to
 
 
 def _quoted_names(names: list[str]) -> str:
-    quoted = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_SHOWN])
-    return quoted + (" and more" if len(names) > _NAMES_SHOWN else "")
+    quoted = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_MOST_NAMES])
+    return quoted + (" and more" if len(names) > _MOST_NAMES else "")
 
 
 def _record_uri(session: str, trace_id: str) -> str:

@@ -79,7 +79,7 @@ _EARLIER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt(StepFigures):
-    """A step with its ``context``, ``written`` as it is sent, and ``shown`` with secrets redacted.
+    """A step with its ``context``, and ``written`` as it is sent.
 
     ``unchanged``: the context is the messages that came. ``known_tokens``: of the messages of the full history that
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
@@ -91,7 +91,6 @@ class Rebuilt(StepFigures):
 
     context: list[object] = field(repr=False)
     written: Sequence[object] = field(repr=False)
-    shown: list[object] = field(repr=False)
     unchanged: bool
     known_tokens: int = 0
     beside_tokens: int = 0
@@ -248,9 +247,8 @@ class Sessions:
                     state.lineage = lineage and partial(_go_on, lineage)
                 elif lineage is not None:
                     self.database.submit(partial(_go_on, lineage), session_id)
-                leaving, tokens, shown, parsed = apply_policy(seen, state, policy, tools, form, sends=sends)
+                leaving, tokens, chat, parsed = apply_policy(seen, state, policy, tools, form, sends=sends)
                 self.processor.check_loops(state, parsed)
-                shown = leaving if form is None else shown
                 plan = None if state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
                     # first use, or another process reset the session
@@ -261,7 +259,7 @@ class Sessions:
                     if last is not charged and last.full:  # given up since
                         state.charge(Charge(-last.paid, -last.full), *state.ledger.before)
                     raise NotSentError
-                context = _with_own_text(shown, seen, messages)
+                context = _with_own_text(leaving if form is None else chat, seen, messages)
                 unchanged = same_objects(context, messages)
                 written = context if unchanged or form is None else leaving
                 changed_at, changed = change_since(kept.sent, context, context)
@@ -288,7 +286,6 @@ class Sessions:
             changed=changed,
             context=context,
             written=written,
-            shown=shown,
             unchanged=unchanged,
             known_tokens=known,
             beside_tokens=more,
@@ -656,29 +653,29 @@ def count_once(count: Callable[[str], int], text: str) -> int:
     return count(text)
 
 
-def _with_own_text(shown: list[object], redacted: Sequence[object], given: Sequence[object]) -> list[object]:
+def _with_own_text(context: list[object], redacted: Sequence[object], came: Sequence[object]) -> list[object]:
     """The context with the caller's own messages, and parts of messages, in place of their redacted copies."""
-    if redacted is given:
-        return shown
+    if redacted is came:
+        return context
     own: dict[int, object] = {}
-    for copy, message in zip(redacted, given, strict=True):
+    for copy, message in zip(redacted, came, strict=True):
         if copy is not message:
             own[id(copy)] = message
             own.update((id(part), whole) for part, whole in zip(_parts(copy), _parts(message), strict=True))
-    context: list[object] = []
-    for place, message in enumerate(shown):
+    result: list[object] = []
+    for place, message in enumerate(context):
         if id(message) in own:
-            context.append(own[id(message)])
+            result.append(own[id(message)])
             continue
-        if isinstance(shown, Context) and ADDED in shown.entries[place][1]:
-            position, change = shown.entries[place]
-            context.append(edited_message(given[position or 0], change))
+        if isinstance(context, Context) and ADDED in context.entries[place][1]:
+            position, change = context.entries[place]
+            result.append(edited_message(came[position or 0], change))
             continue
         parts = _parts(message)
         restored = [own.get(id(p), p) for p in parts]
         changed = any(a is not b for a, b in zip(parts, restored, strict=True))
-        context.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
-    return Context(context, shown.plan, shown.entries) if isinstance(shown, Context) else context
+        result.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
+    return Context(result, context.plan, context.entries) if isinstance(context, Context) else result
 
 
 def _parts(message: object) -> list[object]:

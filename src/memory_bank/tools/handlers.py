@@ -329,9 +329,9 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if chosen.found is not None:
         what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
     if lines is None and pattern is None:
-        shown, note, what = _beginning(named, chosen, room, what)
+        text, note, what = _beginning(named, chosen, room, what)
     else:
-        shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
+        text, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
     newer = superseding(state.database, session_id or state.session_id, record.trace_id)
     newer_line = f"{Mark.SUPERSEDED}{newer}, a later result of the same call\n" if newer else ""
@@ -339,7 +339,7 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         f"{Mark.TOOL}{one_line(record.tool_name)}\n{Mark.STEP}{record.step_id}{_of_session(session_id)}\n"
         f"{Mark.TRACE_ID}{record.trace_id}\n{newer_line}"
         f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
-        f"{Mark.OUTPUT_OF}{one_line(what)}):\n{quote_lines(shown)}"
+        f"{Mark.OUTPUT_OF}{one_line(what)}):\n{quote_lines(text)}"
     )
     described = (_described(record, session_id, newer=newer),)
     return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
@@ -424,7 +424,7 @@ def _fitting(rows: Iterable[str], room: int) -> list[str]:
 
 
 def _beginning(name: str, chosen: PathSelection, room: int, what: str) -> tuple[str, str, str]:
-    """The text, or its beginning, a note on how to get the rest (without the tool's text), and what is shown."""
+    """The text, or its beginning, a note on how to get the rest (without the tool's text), and what it is."""
     text, value = chosen.text, chosen.value
     if len(text) <= room:
         return text, "", what
@@ -434,8 +434,8 @@ def _beginning(name: str, chosen: PathSelection, room: int, what: str) -> tuple[
     of = f"of {layout.count:,} lines{', one a value' if layout.by_path else ''}"
     ways = [f'lines="{at}-{min(layout.count, at + 199)}" ({of})', "pattern="]
     if isinstance(value, dict):
-        shown = ", ".join(quoted(k) for k in islice(value, 12))
-        what += f", with the keys {shown}{', …' if len(value) > 12 else ''}"
+        keys = ", ".join(quoted(k) for k in islice(value, 12))
+        what += f", with the keys {keys}{', …' if len(value) > 12 else ''}"
         ways.append("path=")
     elif isinstance(value, list):
         ways.append(f'path="[0]" to "[{len(value) - 1}]"')
@@ -469,13 +469,13 @@ def _some_lines(
             numbers.append(n)
             yield f"{'--' + chr(10) if apart else ''}{n}{':' if matches else '-'} {line}"
 
-    shown = _fitting(rows(), room)
+    texts = _fitting(rows(), room)
     note = ""
-    if len(numbers) > len(shown):
+    if len(numbers) > len(texts):
         last, next_ = numbers[-2:]
         note = f'[Shown up to line {last}; go on with lines="{next_}-{selected.last}".]'
     described = (what, where if chosen.single else "", layout.note)
-    return "\n".join(shown), note, ", ".join(d for d in described if d)
+    return "\n".join(texts), note, ", ".join(d for d in described if d)
 
 
 def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
@@ -505,13 +505,13 @@ def _page(state: Any, numbers: Sequence[range], room: int, tool: str = "") -> To
         ),
         room,
     )
-    shown = found[: len(rows)]
-    last, end = shown[-1].number, min(numbers[-1][-1], total)
+    listed = found[: len(rows)]
+    last, end = listed[-1].number, min(numbers[-1][-1], total)
     rest = f"{LIST_RECORDS} with after={last}" if tool else f'{GET_RECORD}("#{last + 1} to #{end}")'
-    more = f" More: {rest}." if len(found) > len(shown) else ""
-    count = f"{len(shown)} record{'s' if len(shown) > 1 else ''}{of}, up to #{last} of #{total}"
+    more = f" More: {rest}." if len(found) > len(listed) else ""
+    count = f"{len(listed)} record{'s' if len(listed) > 1 else ''}{of}, up to #{last} of #{total}"
     note = f'[{count}.{more} An output exactly: {GET_RECORD}("#n").]'
-    described = tuple({"number": o.number, **_described(o, output_bytes=o.output_bytes)} for o in shown)
+    described = tuple({"number": o.number, **_described(o, output_bytes=o.output_bytes)} for o in listed)
     return ToolAnswer(fence("\n".join(rows)) + f"\n{note}", records=described)
 
 

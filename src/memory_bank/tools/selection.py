@@ -269,8 +269,8 @@ def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSel
             f"{text.count(chr(10)) + 1:,} lines; select by lines or pattern."
         )
     if len(found) == 1 and "*" not in path and ":" not in path:
-        shown = written(found[0].value)
-        return PathSelection(shown, parse_exact(shown), found, True)
+        text = written(found[0].value)
+        return PathSelection(text, parse_exact(text), found, True)
     return PathSelection("\n".join(f"{f.path} = {write(f.value)}" for f in found), None, found)
 
 

@@ -50,7 +50,7 @@ router = APIRouter(prefix="/v1", tags=["records"])
 
 _ARGUMENT_CHARS = 300  # of arguments in a list
 _MAX_PARSED = 2 * 2**20  # bytes of a text whose parsed value is included
-_IDS_SHOWN = 5
+_MOST_IDS = 5
 _LONG_OUTPUT = 2**20  # bytes of an output from which few parts are selected at once
 _MAX_VALUES = 10_000  # values that are listed with their paths
 _LIKELIER = 3
@@ -269,10 +269,10 @@ async def get_record(
 def named_record(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     """The record with a trace_id, a number, or the beginning of a trace_id. Raises NotFoundError."""
     bank, session_id, wanted = api.database, api.known(name), wanted.strip()
-    outlines = listing.records_named(bank, session_id, wanted, _IDS_SHOWN + 1)
+    outlines = listing.records_named(bank, session_id, wanted, _MOST_IDS + 1)
     if len(outlines) > 1:
-        ids = ", ".join(o.trace_id for o in outlines[:_IDS_SHOWN])
-        others = " and others" if len(outlines) > _IDS_SHOWN else ""
+        ids = ", ".join(o.trace_id for o in outlines[:_MOST_IDS])
+        others = " and others" if len(outlines) > _MOST_IDS else ""
         raise NotFoundError(f"several trace_ids begin with that ({ids}{others}): give more of it.")
     if outlines:
         return outlines[0]

@@ -55,7 +55,7 @@ router = APIRouter(prefix="/v1", tags=["sessions"])
 steps_router = APIRouter(prefix="/v1/sessions/{name}", tags=["steps"])
 
 _TASK_CHARS = 300  # of a task in a list
-_CALLS_SHOWN = 2_000  # of a step, the newest
+_MOST_CALLS = 2_000  # of a step, the newest
 
 
 class Queue(ResponseModel):
@@ -743,7 +743,7 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
             for fate, worth, reason in [now.of(n, why)]
             if fate is not None
         ]
-        parts["fates"], parts["calls"] = Counter(c.fate for c in calls), calls[-_CALLS_SHOWN:]
+        parts["fates"], parts["calls"] = Counter(c.fate for c in calls), calls[-_MOST_CALLS:]
         known = {None, *(n for n, (_, reasons) in folds.items() if reasons is not None)}
         are_known = all(s.fold in known or s.status in steps.AS_IT_CAME for s in shown)
         if before and before[0].fates is not None and are_known:

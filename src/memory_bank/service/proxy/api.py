@@ -54,8 +54,8 @@ class ModelTurn:
 class EventKind(Enum):
     """How an event is treated while its turn may still have to be hidden."""
 
-    SHOWN = "sent at once"
-    SILENT = "sent with the next event that is shown, once something was sent"
+    SENT = "sent at once"
+    SILENT = "sent with the next event that is sent, once something was"
     TIED = "buffered until the next event, which it belongs to"
     CALL = "buffered, with all that follows, until the turn ends"
 
@@ -102,7 +102,7 @@ class TurnStream:
         """Take the next event of a turn; returns the bytes to send."""
         self._size += len(event.raw)
         if event.value is None or self._passes:
-            kind = EventKind.SILENT if event.data is None else EventKind.SHOWN
+            kind = EventKind.SILENT if event.data is None else EventKind.SENT
         else:
             kind = self.read(event.value)
         if self._passes or not self.hides:

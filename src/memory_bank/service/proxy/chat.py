@@ -45,12 +45,12 @@ class ChatStream(TurnStream):
         choices = value.get("choices")
         if not isinstance(choices, list):
             self._has_failed = self._has_failed or "error" in value
-            return EventKind.SHOWN
+            return EventKind.SENT
         for delta in map(_delta, choices):
             self._add(delta)
             if delta.get("tool_calls") or delta.get("function_call"):
                 return EventKind.CALL
-        return EventKind.SHOWN if any(map(_shows, choices)) else EventKind.SILENT
+        return EventKind.SENT if any(map(_shows, choices)) else EventKind.SILENT
 
     def write(self, value: JsonObject) -> JsonObject | None:
         choices = value.get("choices")

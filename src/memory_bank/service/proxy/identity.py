@@ -232,7 +232,7 @@ class _Search:
         return SessionMatch(name, self.how if name == self.key else "new", head=entry.head)
 
     def without_calls(self, named: SessionMatch) -> SessionMatch | None:
-        """The session under a name whose memory a list without a call is shown; None where it begins another."""
+        """The session under a name whose memory a list without a call gets; None where it begins another."""
         family = self.identity.lineage.known([self.digest("name")])
         found = self._resumed(family, self._opening())[0] if family else None
         if found is not None:

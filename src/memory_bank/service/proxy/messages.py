@@ -54,7 +54,7 @@ class MessageStream(TurnStream):
             return EventKind.SILENT
         self._has_failed = self._has_failed or kind == "error"
         if not isinstance(index, int):
-            return EventKind.SHOWN
+            return EventKind.SENT
         block = self._blocks.get(index, {})
         if kind == "content_block_start":
             block = self._blocks[index] = dict(as_object(value.get("content_block")))
@@ -65,7 +65,7 @@ class MessageStream(TurnStream):
                 append(block, "input" if member == "partial_json" else member, text)
         if block.get("type") == "tool_use":
             return EventKind.CALL
-        return EventKind.TIED if str(block.get("type")) in THINKING else EventKind.SHOWN
+        return EventKind.TIED if str(block.get("type")) in THINKING else EventKind.SENT
 
     def write(self, value: JsonObject) -> JsonObject | None:
         kind = value.get("type")

@@ -569,8 +569,8 @@ def _has_room(exchange: Exchange, schemas: Schemas) -> bool:
         content_text(value.get("instructions")),
         *map(message_text, asked),
     ]
-    shown = len(own) + sum(len(" ".join(text.split())) for text in texts)
-    return len(compact(schemas)) <= TOOLS_SHARE * shown
+    chars = len(own) + sum(len(" ".join(text.split())) for text in texts)
+    return len(compact(schemas)) <= TOOLS_SHARE * chars
 
 
 def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:

@@ -57,16 +57,16 @@ class ResponseStream(TurnStream):
         if kind in _ENDED:
             self._response = as_object(value.get("response"))
             self._has_failed = self._response.get("status") == "failed"
-            return EventKind.SHOWN
+            return EventKind.SENT
         self._has_failed = self._has_failed or kind == "error"
         if not isinstance(index, int):
-            return EventKind.SHOWN
+            return EventKind.SENT
         if kind in ("response.output_item.added", "response.output_item.done"):
             self._items[index] = value.get("item")
         item = item_type(self._items.get(index))
         if item in OUTPUT_OF:
             return EventKind.CALL
-        return EventKind.TIED if item == "reasoning" else EventKind.SHOWN
+        return EventKind.TIED if item == "reasoning" else EventKind.SENT
 
     def write(self, value: JsonObject) -> JsonObject | None:
         kind, item, number = value.get("type"), value.get("item"), value.get("sequence_number")

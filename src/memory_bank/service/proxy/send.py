@@ -39,7 +39,7 @@ log = logging.getLogger("memory_bank.Service")
 TEMPORARY = frozenset({401, 402, 407, 408, 429, 529})
 """Statuses that say nothing of the request's contents: the client's own request would get them as well."""
 NO_ANSWER = 502
-"""The status of an answer that breaks off, or is none of the API, before anything of it was shown."""
+"""The status of an answer that breaks off, or is none of the API, before anything of it was sent."""
 MOST_BUFFERED, LONGEST_BUFFERED = 2**20, 5.0
 """Bytes and seconds at the beginning of a stream in which an error is looked for."""
 # the statuses of errors within an answer with status 200, by a part of their type, code or status
@@ -240,11 +240,11 @@ def _note_refusal(
 
 def without_beta(headers: Headers) -> Headers:
     """The headers without the betas of ``context_management``; other betas stay."""
-    shown = [
+    remaining = [
         (n, b",".join(t for t in v.split(b",") if t.strip() not in _BETAS) if n == b"anthropic-beta" else v)
         for n, v in headers
     ]
-    return [(n, v) for n, v in shown if v.strip() or n != b"anthropic-beta"]
+    return [(n, v) for n, v in remaining if v.strip() or n != b"anthropic-beta"]
 
 
 async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObject) -> FailedAnswer | None:
@@ -257,7 +257,7 @@ async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObje
             return None
         json_type = answer.header(b"content-type").startswith(b"application/json")
         if answer.is_stream or (request.get("stream") is True and not json_type):
-            value, has_begun = await _first_shown(answer, dialect, request)
+            value, has_begun = await _first_event(answer, dialect, request)
         else:
             data = await answer.hold()
             value = parse_object(data or b"")
@@ -269,14 +269,14 @@ async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObje
     return None if has_begun else FailedAnswer(NO_ANSWER, "no answer")
 
 
-async def _first_shown(
+async def _first_event(
     answer: UpstreamAnswer, dialect: Dialect, request: JsonObject
 ) -> tuple[JsonObject, bool]:
     """The first event of a stream that shows something of the model, or an error; whether there is one."""
     body, splitter, reader = answer.body, EventSplitter(), dialect.open_stream(request)
     buffered, until = bytearray(), time.monotonic() + LONGEST_BUFFERED
 
-    def shown(chunk: bytes) -> JsonObject | None:
+    def event_in(chunk: bytes) -> JsonObject | None:
         events = splitter.feed(chunk) if chunk else splitter.close()
         for value in (e.value for e in events if e.value is not None):
             if _error_in(value) is not None or reader.read(value) is not EventKind.SILENT:
@@ -288,10 +288,10 @@ async def _first_shown(
         async for chunk in body:
             buffered += chunk
             passes = len(buffered) > MOST_BUFFERED or time.monotonic() > until
-            if (value := shown(chunk)) is not None or passes:
+            if (value := event_in(chunk)) is not None or passes:
                 break
         else:
-            value = shown(b"")
+            value = event_in(b"")
     except BaseException:
         await answer.aclose()
         raise

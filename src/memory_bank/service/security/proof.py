@@ -75,7 +75,7 @@ def address_of(host: str, port: int | None) -> str:
 def prove(challenge: str, address: str, claims: Sequence[str]) -> str | None:
     """The proofs of claims at an address, the first of the empty one; None without a secret or for no challenge.
 
-    A claim is proved to those that know it, and not shown to others.
+    A claim is proved to those that know it, and not told to others.
     """
     secret = user_secret()
     if secret is None or not re.fullmatch(r"[0-9a-f]{32,64}", challenge):

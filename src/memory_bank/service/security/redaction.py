@@ -56,7 +56,7 @@ class Redaction:
         self.secrets = secrets
         self._seconds = seconds
         self._rules = [(f"rule {number}", _rule(number, e)) for number, e in enumerate(expressions, 1)]
-        # by a text's hash and length: what it is shown as, None for itself
+        # by a text's hash and length: its redacted text, None for itself
         self._known: LRUCache[int, str | None] = LRUCache(_CACHED_CHARS, lambda s: 80 + len(s or ""))
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -83,10 +83,10 @@ class Redaction:
             if place in self._known:
                 known = self._known[place]
                 return text if known is None else known
-        shown = self._settled(text, 0)
+        redacted = self._settled(text, 0)
         with self._lock, suppress(ValueError):  # a result that is longer than the cache
-            self._known[place] = None if shown is text else shown
-        return shown
+            self._known[place] = None if redacted is text else redacted
+        return redacted
 
     def _value(
         self, value: Any, name: str, depth: int = 0, *, inner: bool = False, links: bool = False
@@ -102,8 +102,8 @@ class Redaction:
             return self._settled(value, depth) if inner else self.text(value)
         if depth >= _DEPTH:
             text = flat_text(value)
-            shown = self._settled(text, depth)
-            return value if shown is text else shown
+            redacted = self._settled(text, depth)
+            return value if redacted is text else redacted
         if isinstance(value, list):
             if self.secrets and any(isinstance(v, str) and "PRIVATE KEY" in v for v in value):
                 value = _without_keys(value)  # whose lines may be apart
@@ -128,30 +128,30 @@ class Redaction:
             if is_id or (key == "type" and isinstance(field, str) and field in _PARTS):
                 out[key] = field
                 continue
-            shown_key = (
+            redacted_key = (
                 self._value(key, "", depth, inner=inner) if isinstance(key, str) and not links else key
             )
             is_calls = links and key == "tool_calls" and isinstance(field, list)
             if self.secrets and name and (kind := keyed_secret(name, field)) is not None:
-                out[shown_key] = f"[redacted: {kind}]"
+                out[redacted_key] = f"[redacted: {kind}]"
                 continue
             inner_name = (
-                name if isinstance(field, Mapping) and keyed_secret(name, _MADE_UP) else str(shown_key)
+                name if isinstance(field, Mapping) and keyed_secret(name, _MADE_UP) else str(redacted_key)
             )
             safe = self._value(field, inner_name, depth + 1, inner=inner, links=is_calls)
-            while shown_key is not key and (shown_key in out or shown_key in value):
-                shown_key += "+"  # two redacted names stay different
-            out[shown_key] = safe
+            while redacted_key is not key and (redacted_key in out or redacted_key in value):
+                redacted_key += "+"  # two redacted names stay different
+            out[redacted_key] = safe
         same = all(map(operator.is_, out, value)) and all(map(operator.is_, out.values(), value.values()))
         return value if same else out
 
     def _settled(self, text: str, depth: int) -> str:
         """Redact a text until nothing more is found."""
-        shown = text
+        redacted = text
         for _ in range(_ROUNDS):
-            before, shown = shown, self._once(shown, depth)
-            if shown == before:
-                return text if shown == text else shown
+            before, redacted = redacted, self._once(redacted, depth)
+            if redacted == before:
+                return text if redacted == text else redacted
         return "[redacted: not settled]"
 
     def _once(self, text: str, depth: int) -> str:
@@ -166,12 +166,12 @@ class Redaction:
         except TimeoutError:
             return "[redacted: not checked in time]"
         secrets = secrets_in(text) if self.secrets else []
-        shown = _replaced(text, [*secrets, *asked])
-        if secrets and is_json and _read(shown) is None and _read(text) is not None:
+        redacted = _replaced(text, [*secrets, *asked])
+        if secrets and is_json and _read(redacted) is None and _read(text) is not None:
             # the redaction broke the JSON: a number, or one match over two values
             safe = self._in_values(text, depth)
             return safe if safe is not text else _replaced(text, asked)
-        return shown
+        return redacted
 
     def _in_values(self, text: str, depth: int) -> str:
         """Redact the values in a JSON text; the same object if there is nothing to redact."""
