@@ -95,7 +95,7 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
         served.append((tuple(p.call.text for p in s.pairs if p.call), fold(outputs)))
     for segment in segments:
         if isinstance(segment, Interaction):
-            pairs, note = segment.pairs, segment.note
+            pairs, note = segment.pairs, segment.remark
         elif segment.kind is MessageKind.SAY:
             pairs, note = (), content_text(read(segment.message, "content"))
         else:
@@ -103,7 +103,7 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
         made = tuple(p.call.text if p.call else "" for p in pairs)
         later = tuple(served[interaction : interaction + HORIZON])
         yield RecordedStep(segment.start, interaction - 1, made, later)
-        index.add_note(interaction=interaction, text=note)
+        index.add_remark(interaction=interaction, text=note)
         for n, (pair, arguments) in enumerate(zip(pairs, made, strict=True)):
             index.add_call(
                 trace_id=f"{segment.start}.{n}",

@@ -487,7 +487,7 @@ def calls_and_results(chat_messages: list[Any]) -> Iterator[tuple[str, str, str,
             assert turn.fault == ""
             for pair in turn.pairs:
                 arguments = pair.call.text
-                yield NUMBER.findall(arguments)[0], pair.call.name, arguments, pair.result.text, turn.note
+                yield NUMBER.findall(arguments)[0], pair.call.name, arguments, pair.result.text, turn.remark
 
 
 def check(form: Form, turns: list[Turn], key: str) -> None:

@@ -14,7 +14,7 @@ from memory_bank.selection.thread import (
     decisions_in,
     outcome,
     plan_in_call,
-    plan_in_note,
+    plan_in_text,
     ranges,
     thread_room,
 )
@@ -29,7 +29,7 @@ def thread(*calls: tuple[str, object, str], notes: dict[int, str] | None = None)
     for n, (tool, arguments, output) in enumerate(calls, 1):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         note = (notes or {}).get(n, "")
-        made.add(number=n, interaction=n, tool=tool, arguments=text, output=output, note=note)
+        made.add(number=n, interaction=n, tool=tool, arguments=text, output=output, remark=note)
     return made
 
 
@@ -222,7 +222,7 @@ def test_sentences_that_begin_with_a_pronoun_are_not_quoted():
 def test_plans_of_other_shapes():
     assert plan_in_call("update_plan", '{"plan": [{"step": "a b", "status": "in_progress"}]}') == "- [~] a b"
     assert plan_in_call("get_order", '{"plan": ["a"]}') == ""
-    assert plan_in_note("Plan:\n1. [x] one\n2. [ ] two\nwell") == "- [x] one\n- [ ] two"
+    assert plan_in_text("Plan:\n1. [x] one\n2. [ ] two\nwell") == "- [x] one\n- [ ] two"
     assert list(decisions_in("Short. I decided to use version 1.2.3 instead of 2.0 here.")) == [
         "I decided to use version 1.2.3 instead of 2.0 here."
     ]

@@ -16,7 +16,7 @@ def words(text: str) -> int:
 def add(index: EvidenceIndex, number: int, tool: str, arguments: object, output: str, note: str = "") -> None:
     """Add a call of one interaction, with what the agent said before it."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    index.add_note(interaction=number, text=note)
+    index.add_remark(interaction=number, text=note)
     index.add_call(trace_id=f"t{number}", interaction=number, tool=tool, arguments=text, output=output)
 
 

@@ -664,7 +664,7 @@ def test_a_path_finds_at_most_so_many_values():
 def test_as_many_lines_as_are_laid_out_are_named():
     layout = lay_out("[" + "0," * MAX_LINES + "0]", [0] * (MAX_LINES + 1))
     assert layout.count == MAX_LINES
-    assert f"the first {MAX_LINES:,}" in layout.note
+    assert f"the first {MAX_LINES:,}" in layout.difference
     assert next(iter(layout)) == "[0] = 0"
 
 

@@ -176,7 +176,7 @@ def test_assistant_text_directly_before_a_call_belongs_to_it_and_other_text_stan
         [user(), say("Hello."), user("go"), say("Looking."), call(("a", "x", {})), result("a", "1")]
     )
     assert [type(s) for s in segments] == [Utterance, Utterance, Utterance, Interaction]
-    assert segments[3].note == "Looking."
+    assert segments[3].remark == "Looking."
 
 
 def test_images_of_a_result_ride_with_it_but_a_users_words_never_do():

@@ -102,7 +102,7 @@ def retrieve_and_format(
 ) -> list[dict[str, str]]:
     """The ``top_k`` records that fit a query best: ``[{"trace_id", "summary", "raw_data"}]``, best first.
 
-    ``raw_data`` has at most ``max_chars`` characters; a shortened text ends with a note and the trace_id.
+    ``raw_data`` has at most ``max_chars`` characters; a shortened text ends with a mark and the trace_id.
     Raises ConfigError where a store is none, EmbeddingError, StorageError.
 
     Example:
@@ -192,7 +192,7 @@ def query_of_view(view: View, kind: Literal["fixed", "task", "adaptive"], fixed:
     query = view.task[:_TASK_CHARS].strip()
     if kind == "adaptive" and view.tail is not None:
         tail = view.tail
-        actions = [tail.note, *(f"{p.tool_name} {p.call.text}" for p in tail.pairs if p.call)]
+        actions = [tail.remark, *(f"{p.tool_name} {p.call.text}" for p in tail.pairs if p.call)]
         actions += [content_text(read(m, "content")) for m in view.messages[tail.stop :]]
         query = f"{query}\n{' '.join(' '.join(actions).split())[:_ACTION_CHARS]}"
     return query.strip() or fixed

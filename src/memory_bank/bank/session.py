@@ -672,7 +672,7 @@ class MemoryBankState(Session):
 
     @property
     def note(self) -> str:
-        """What a model noted at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
+        """The model's note at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
         return self.database.get_note(self.session_id)
 
     def note_later(
@@ -685,7 +685,7 @@ class MemoryBankState(Session):
         about these calls, too.
         """
         observer, generation, count = self._insights.observer, self.generation, self.counter.count_text
-        facts, session_id, noted = self.fact_store, self.session_id, self.note
+        facts, session_id, earlier = self.fact_store, self.session_id, self.note
         task = [self._task, *(s for s in said if s != self._task)] if self._task else said
         if observer.name == EXTRACTIVE or (self._noting is not None and self._noting.is_alive()):
             return
@@ -694,7 +694,7 @@ class MemoryBankState(Session):
             try:
                 records = {r.trace_id: r for r in facts.get_many([t for _, t, _ in calls])}
                 texts = [describe_call(n, records[t], said, 1_000) for n, t, said in calls if t in records]
-                note = observer.note(noted, texts, task)
+                note = observer.note(earlier, texts, task)
                 if isinstance(note, str):
                     self.database.set_note(session_id, fit_text(note, NOTE_TOKENS, count), generation)
                     done()

@@ -1,6 +1,6 @@
 """SQLite, in a file (WAL, ``synchronous=FULL``) or in memory: how it is opened, locked and set up.
 
-A bank's file is known by its inode and a random number in its header, which its journal (FILE-wal) notes on Linux.
+A bank's file is known by its inode and a random number in its header, which Linux keeps with its journal (FILE-wal).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Sqlite(Database):
                 else:
                     _write_ahead(connection)
                 connection.execute(f"PRAGMA synchronous={self._synchronous}")
-                _note_owner(self._file, connection.execute("PRAGMA user_version").fetchone()[0])
+                _write_owner(self._file, connection.execute("PRAGMA user_version").fetchone()[0])
 
         return engine
 
@@ -335,8 +335,8 @@ def _number_in(file: Path) -> int | None:
 _OWNER = "user.memory_bank.owner"
 
 
-def _note_owner(file: Path, number: int) -> None:
-    """Note at a journal the inodes of its file and of itself, which a copy has not, and the file's number."""
+def _write_owner(file: Path, number: int) -> None:
+    """Write to a journal the inodes of its file and of itself, which a copy has not, and the file's number."""
     with suppress(OSError, AttributeError):  # not every system has such attributes
         inodes = f"{file.stat().st_ino} {os.stat(f'{file}-wal').st_ino}"
         os.setxattr(f"{file}-wal", _OWNER, f"{inodes} {number}".encode())

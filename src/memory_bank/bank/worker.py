@@ -457,7 +457,7 @@ class InsightWriter:
     def stored(
         self, records: Sequence[InteractionRecord], drafts: Sequence[Insight], embedded: Sequence[object]
     ) -> None:
-        """Note that records are committed, and their drafts where these are ``embedded``; else they are missing."""
+        """Count records as committed, and their drafts where these are ``embedded``; else they are missing."""
         observed = [r.trace_id for r in records if not is_memory_tool(r.tool_name, r.output_text)]
         if embedded:
             settle(self.facts.database, self.facts.session_id, len(embedded))

@@ -153,8 +153,8 @@ def connect(
             path.write_text(new, encoding="utf-8")
             written.pop(str(path), None)
             with contextlib.suppress(OSError):  # --undo takes --url then
-                _notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _notes().write_text(json.dumps(written | ({} if undo else {str(path): values})), "utf-8")
+                _connected().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _connected().write_text(json.dumps(written | ({} if undo else {str(path): values})), "utf-8")
             tell(f"{'removed from' if undo else 'written to'} {path}.")
     elif not entry.file:
         print(f"export {entry.variable.format(url=url)}")
@@ -186,17 +186,17 @@ def _port_of(url: str) -> int | None:
         return None
 
 
-def _notes() -> Path:
+def _connected() -> Path:
     return default_database().parent / "connected.json"
 
 
 def _written() -> dict[str, Any]:
     """What ``--write`` has written, by file."""
     try:
-        notes = json.loads(_notes().read_text(encoding="utf-8"))
+        written = json.loads(_connected().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return notes if isinstance(notes, dict) else {}
+    return written if isinstance(written, dict) else {}
 
 
 def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:

@@ -125,13 +125,13 @@ def quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, s
 def shorten_turn(
     turn: Interaction,
     shown: Mapping[int, ShownCall],
-    note: str,
+    remark: str,
     count: Callable[[Any], int],
     tokens: Callable[[int, int], int],
 ) -> dict[int, Edit]:
     """The messages by position that an interaction with some calls (by the place of the pair) in short form has.
 
-    The other calls are left out with their results. ``note`` is shown of what the agent said in this turn.
+    The other calls are left out with their results. ``remark`` is shown of what the agent said in this turn.
     ``tokens``: of the messages between two positions, as they came. A message whose short form has as many tokens is
     not changed, unless what it shows of a file changed. Messages that carry images of results are left out; reasoning
     stays.
@@ -158,15 +158,15 @@ def shorten_turn(
                     change[number] = short
             if position in answered:  # an item with call and result
                 change = {WHOLE: shown[calls[position][0]].result}
-            elif read(message, "role") is not None and message_text(message) != note:
-                change[WHOLE] = note or None
-            note = ""
+            elif read(message, "role") is not None and message_text(message) != remark:
+                change[WHOLE] = remark or None
+            remark = ""
         elif position in answered:
             if answered[position] not in shown:
                 continue
             change[WHOLE] = shown[answered[position]].result
-        elif kind_of(message) is MessageKind.SAY and note and message_text(message):
-            change[WHOLE], note = note, ""
+        elif kind_of(message) is MessageKind.SAY and remark and message_text(message):
+            change[WHOLE], remark = remark, ""
         elif kind_of(message) is not MessageKind.REASONING:
             continue
         at = turn.start + position
@@ -254,14 +254,14 @@ class EvidenceMemory:
         self.thread = Thread(counter.count_text, effects)
         self.numbers: dict[str, int] = {}
         self.places: dict[str, int] = {}  # of each record in the index
-        self.notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
+        self.remarks: dict[int, str] = {}  # by the place of a remark, the record with whose call it was said
         self.prices: dict[str, int] = {}  # of each call in its place without output
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(
         self,
         record: InteractionRecord,
-        note: str = "",
+        remark: str = "",
         anchor: Sequence[str] = (),
         known: ParsedRecord | None = None,
         shown: ToldCall | None = None,
@@ -285,15 +285,15 @@ class EvidenceMemory:
         parsed = self.index.tables.parsed
         failed = False
         try:
-            failed = self.thread.add(number=number, note=note, output=told.outcome, **call)
+            failed = self.thread.add(number=number, remark=remark, output=told.outcome, **call)
         except Exception as e:
             log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
             self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
         try:
             self.index.tables.set_anchor(anchor)
-            if note.strip():
-                self.notes[len(parsed)] = trace_id
-                self.index.add_note(interaction=at, text=note)
+            if remark.strip():
+                self.remarks[len(parsed)] = trace_id
+                self.index.add_remark(interaction=at, text=remark)
             place = len(parsed)
             self.index.add_call(trace_id=trace_id, output=told.output, parsed=known, **call)
             self.places[trace_id] = place
@@ -302,8 +302,8 @@ class EvidenceMemory:
             log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
 
     def owner(self, place: int) -> str:
-        """The trace_id of the record at a place of the index; of a note, that of the call it was said with."""
-        return self.notes.get(place) or self.index.tables.parsed[place].trace_id
+        """The trace_id of the record at a place of the index; of a remark, that of the call it was said with."""
+        return self.remarks.get(place) or self.index.tables.parsed[place].trace_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,7 +472,7 @@ class _Chooser:
             return NOTHING
         memory = self._memory
         without = [memory.places[t] for t in self._kept if t in memory.places]
-        without += [place for place, t in memory.notes.items() if t in self._kept]
+        without += [place for place, t in memory.remarks.items() if t in self._kept]
         without += [memory.places[t] for t in self._rules]
         return memory.index.select(
             anchor=self._anchor, tail_interaction=self._first_step,
@@ -571,7 +571,7 @@ class _Chooser:
         for trace_id, text in self._rules.items():
             if trace_id in self._at:
                 shown[trace_id] = replace(self._call(trace_id), quote=quote_lines(text), whole=True)
-        notes: dict[int, str] = {}
+        remarks: dict[int, str] = {}
         elsewhere = [rule_excerpt(memory, *rule) for rule in self._rules.items() if rule[0] not in self._at]
         for record, places in sorted(selection.shown.items()):
             trace_id, parsed = memory.owner(record), memory.index.tables.parsed[record]
@@ -581,7 +581,7 @@ class _Chooser:
                 continue
             call = shown.get(trace_id) or self._call(trace_id)
             if parsed.kind == "note":
-                notes[self._at[trace_id][0].start] = quote
+                remarks[self._at[trace_id][0].start] = quote
             elif parsed.kind == "arguments":
                 call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)), state=state)
             elif not call.whole:
@@ -596,15 +596,15 @@ class _Chooser:
             turns.setdefault(turn.start, (turn, {}))[1][place] = call
         in_place: dict[int, Edit] = {}
         for start, (turn, calls) in sorted(turns.items()):
-            in_place |= self._shorten(turn, calls, notes.get(start, ""))
+            in_place |= self._shorten(turn, calls, remarks.get(start, ""))
         numbers = {call.number for call in shown.values()}
         return in_place, EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else "", numbers
 
-    def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:
+    def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], remark: str) -> dict[int, Edit]:
         """``shorten_turn``, once for a turn that shows the same."""
-        key = turn.start, frozenset(shown.items()), note
+        key = turn.start, frozenset(shown.items()), remark
         if key not in self._made:
-            self._made[key] = shorten_turn(turn, shown, note, *self._counts)
+            self._made[key] = shorten_turn(turn, shown, remark, *self._counts)
         return self._made[key]
 
 

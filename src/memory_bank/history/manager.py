@@ -550,7 +550,7 @@ class HierarchicalMemory(MemoryManager):
 
     The last ``recent`` actions stay whole. An older step is stored in ``state``, a MemoryBankState, and becomes one
     line with its trace_ids, by extraction. Beyond ``summarized`` lines the oldest line joins its theme (the names of
-    its tools): a count, the span of steps, the latest trace_ids. The trace_ids of all steps are in the note's
+    its tools): a count, the span of steps, the latest trace_ids. The trace_ids of all steps are in the summary's
     ``trace_ids``. Other arguments are MemoryManager's. Raises HistoryError for a limit below 1.
     """
 
@@ -606,17 +606,17 @@ class HierarchicalMemory(MemoryManager):
             "\n".join(line["text"] for line in lines),
             [t for line in lines for t in line["trace_ids"]],
         )
-        notes = [prunings.note_after(last, text, "summary", line_ids, lines)]
+        pads = [prunings.stand_in(last, text, "summary", line_ids, lines)]
         if themes:
             rows = list(themes.values())
-            notes.insert(0, prunings.note_after(last, "\n".join(map(_theme_line, rows)), "themes", ids, rows))
-        return [*filter(is_protected, steps[:first]), *notes, *steps[first:]]
+            pads.insert(0, prunings.stand_in(last, "\n".join(map(_theme_line, rows)), "themes", ids, rows))
+        return [*filter(is_protected, steps[:first]), *pads, *steps[first:]]
 
     def _line(self, step: Step, new_ids: Sequence[str]) -> Json:
         """The line of a step, with its theme, its number and its trace_ids."""
         text = prunings.line_of(step).removeprefix(f"{step.step_number}. ")
         ids = [*trace_ids_of(step), *new_ids]
-        named_ids = new_ids if isinstance(step, ScratchpadStep) and new_ids else ids  # a note may have many
+        named_ids = new_ids if isinstance(step, ScratchpadStep) and new_ids else ids  # a pad may have many
         missing = [t for t in named_ids if t not in text]
         named = f" (trace_id {', '.join(missing)})" if missing else ""
         theme = one_line(_tool_names(step).replace("]", ")"), 60) or "other"

@@ -256,17 +256,17 @@ def summarize_old_steps(
         text = _model_summary(gone, complete, max_chars, _task_of(steps) or "")
         if text is not None:
             text = shorten_text(text, max_chars) + (f"\nRecords: {', '.join(ids)}" if ids else "")
-        summary = note_after(gone[-1], text or _extracted(gone, max_chars), "summary", ids)
+        summary = stand_in(gone[-1], text or _extracted(gone, max_chars), "summary", ids)
         dropped = set(old[:-1])
         return [summary if i == old[-1] else s for i, s in enumerate(steps) if i not in dropped]
 
     return prune
 
 
-def note_after(
+def stand_in(
     last: Step, text: str, kind: Any, trace_ids: Iterable[str], rows: Sequence[Json] | None = None
 ) -> ScratchpadStep:
-    """A note in the place of steps of which ``last`` is the last."""
+    """A step in the place of steps of which ``last`` is the last."""
     ids = tuple(dict.fromkeys(trace_ids))
     return ScratchpadStep(text, kind, ids, rows, step_number=last.step_number, timestamp=last.timestamp)
 
@@ -365,11 +365,11 @@ def to_memory_bank(state: MemoryBankState, prune: Pruning | None = None, *, keep
         next_old = 0
         for i, new in zip(origins, after, strict=True):
             if i is not None:
-                out += _note(before, range(next_old, i), stored)
+                out += _stand_in(before, range(next_old, i), stored)
                 next_old = i + 1
                 new = _with_trace_ids(new, stored.get(i, []))
             out.append(new)
-        return [*out, *_note(before, range(next_old, len(before)), stored)]
+        return [*out, *_stand_in(before, range(next_old, len(before)), stored)]
 
     return prune_and_store
 
@@ -477,8 +477,8 @@ def _with_trace_ids(step: Step, stored: Sequence[StepRecord]) -> Step:
     return replace(step, observations=tuple(observations), source=None)
 
 
-def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[StepRecord]]) -> list[Step]:
-    """One note for a run of dropped steps, which also takes in the notes among them; none without records."""
+def _stand_in(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[StepRecord]]) -> list[Step]:
+    """One step in the place of a run of dropped steps, and of such steps among them; none without records."""
     lines: list[str] = []
     ids: list[str] = []
     for i in gone:
@@ -495,4 +495,4 @@ def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[Ste
         return []
     if (older := len(lines) - 40) > 0:
         lines = [f"({older:,} older ones)", *lines[older:]]
-    return [note_after(before[gone[-1]], "\n".join(lines), "bank", ids)]
+    return [stand_in(before[gone[-1]], "\n".join(lines), "bank", ids)]

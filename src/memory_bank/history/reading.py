@@ -72,7 +72,7 @@ def _step_at(segments: Sequence[Segment], i: int, wire: Wire, has_task: bool) ->
     if kind is MessageKind.SYSTEM:
         return typed.SystemPromptStep(text), 1
     if kind is MessageKind.USER:
-        return _task_or_note(content, text), 1
+        return _task_or_text(content, text), 1
     if kind is not MessageKind.SAY:
         return typed.ScratchpadStep(text), 1
     if wire == "text" and (action := _text_action(segments, i, text)) is not None:
@@ -92,7 +92,7 @@ def _said(segments: Sequence[Segment], i: int) -> tuple[MessageKind | None, Any]
     return segment.kind, read(segment.message, "content")
 
 
-def _task_or_note(content: object, text: str) -> typed.Step:
+def _task_or_text(content: object, text: str) -> typed.Step:
     for kind, head in typed.NOTE_HEADS.items():
         if isinstance(content, str) and content.startswith(f"{head}\n"):
             return typed.ScratchpadStep(content[len(head) + 1 :], kind)  # type: ignore[arg-type]
@@ -127,7 +127,8 @@ def _action(interaction: Interaction) -> typed.ActionStep:
             )
     placed.sort(key=itemgetter(0))
     contents = [read(m, "content") for m in interaction.messages if read(m, "role") == "assistant"]
-    thought = contents[0] if len(contents) == 1 and isinstance(contents[0], str) else interaction.note or None
+    is_text = len(contents) == 1 and isinstance(contents[0], str)
+    thought = contents[0] if is_text else interaction.remark or None
     return typed.ActionStep(thought, tuple(calls), tuple(o for _, o in placed))
 
 

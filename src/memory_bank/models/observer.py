@@ -232,9 +232,9 @@ def extend_summary(
     return summary, len(blocks)
 
 
-def describe_call(number: int, record: InteractionRecord, note: str = "", chars: int = _CALL_CHARS) -> str:
+def describe_call(number: int, record: InteractionRecord, remark: str = "", chars: int = _CALL_CHARS) -> str:
     """A call as text for the model of a running summary or a note, with up to ``chars`` of its output."""
     arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, chars)
-    words = f"\nThe agent said: {quote_lines(note)}" if note else ""
+    words = f"\nThe agent said: {quote_lines(remark)}" if remark else ""
     call = f"#{number} {one_line(record.tool_name)}({quote_lines(arguments)})"
     return f"{call}{words}\n{quote_lines(output) or '(nothing)'}"

@@ -146,7 +146,7 @@ class FileCopy:
         return True
 
     def miss(self, change: FileChange) -> None:
-        """Note a change that is not in the text, or that is of another part of the file: then the numbers move."""
+        """Keep a change that is not in the text, or that is of another part of the file: then the numbers move."""
         moved = self._moved(change) if self.part and change.hunks and not self.missing else None
         if moved is None:
             self.missing.append(change.number)
@@ -275,7 +275,7 @@ class _File:
     copies: list[FileCopy] = field(default_factory=list)
     latest: dict[str, FileCopy] = field(default_factory=dict)  # by part
     changes: list[tuple[FileChange, int]] = field(default_factory=list)
-    settled: int = 0  # changes that are applied to the copies, or noted there
+    settled: int = 0  # changes that are applied to the copies, or kept there
 
     def add(self, copy: FileCopy) -> FileCopy:
         self.copies.append(copy)
@@ -403,7 +403,7 @@ class Files:
         self, number: int, path: str, hunks: Sequence[Hunk], written: str | None = None,
         near: tuple[int, int] | None = None,
     ) -> tuple[_File, FileCopy] | None:  # fmt: skip
-        """Note a change of a file; the copy that it writes, where it writes one."""
+        """Add a change of a file; returns the copy that it writes, where it writes one."""
         file = self._file(path)
         file.changes.append(
             (FileChange(number, () if written is not None else hunks, near), len(file.copies))

@@ -139,7 +139,7 @@ class EvidenceIndex:
         if len(arguments) > LONG_ARGUMENTS:
             self.add_parsed(parse_record(interaction, output, self.count, *call, kind="arguments"))
 
-    def add_note(self, *, interaction: int, text: str) -> None:
+    def add_remark(self, *, interaction: int, text: str) -> None:
         """Add what the agent wrote with its calls."""
         if text.strip():
             self.add_parsed(parse_record(interaction, text, self.count, kind="note"))

@@ -92,7 +92,7 @@ class ValueLists:
         self.members: list[Array] = [np.zeros(0, np.int32)]
 
     def add(self, ids: Array, of: Sequence[int], values: Table) -> None:
-        """Add a list for the values with each number in ``of``, and note each value's list and position."""
+        """Add a list for the values with each number in ``of``, and set each value's list and position."""
         groups: dict[int, list[int]] = {}
         for value, number in zip(ids.tolist(), of, strict=True):
             groups.setdefault(number, []).append(value)
@@ -111,7 +111,7 @@ class EvidenceTables:
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}  # of values, by form
         self.forms: list[str] = []
-        # Interactions: `seen` last shown, used or noted, `used` and `first_use` by a call. Of neighbours:
+        # Interactions: `seen` last shown, used or named, `used` and `first_use` by a call. Of neighbours:
         # `row_used` a value of the segment, `successor` one up to two places before it in its list.
         # Where it was shown last: `record`, `segment`, `rank` in the record, `key`, `source` (tool and key),
         # lists `column` and `like` with the position in each. `agent`: the agent wrote it first.
@@ -279,7 +279,7 @@ class EvidenceTables:
         self._touch(row, event=True)
 
     def _add_copy(self, file: FileAccess, record: int, item: val.ParsedRecord) -> None:
-        """Note that a record shows a file: earlier copies are stale from now on, half stale after an edit."""
+        """Count a record as one that shows a file: earlier copies are stale from now on, half stale after an edit."""
         (number,) = self.files([file.path])
         self.records["file"][record] = number
         self.files.table["last"][number] = item.interaction
@@ -464,7 +464,7 @@ class EvidenceTables:
 
     # -- what changed ----------------------------------------------------------
     def _touch(self, ids: Array, event: bool) -> None:
-        """Note that values changed; `event`: by an event that ages (see `eventful`)."""
+        """Count values as changed; `event`: by an event that ages (see `eventful`)."""
         self.values["changed"][ids] = True
         if event:
             fresh = np.unique(ids[~self.values["has_event"][ids]])

@@ -207,7 +207,7 @@ def plan_in_call(tool: str, arguments: str) -> str:
         lines = map(_item_line, items[:_MOST_ITEMS] if isinstance(items, list) else ())
         if plan := "\n".join(filter(None, lines)):
             return plan
-    return plan_in_note("\n".join(v for v in values if isinstance(v, str) and v.strip()))
+    return plan_in_text("\n".join(v for v in values if isinstance(v, str) and v.strip()))
 
 
 def _item_line(item: object) -> str:
@@ -221,14 +221,14 @@ def _item_line(item: object) -> str:
     return f"- [{_STATES.get(state, ' ')}] {clip(one_line(text), _ITEM_CHARS)}"
 
 
-def plan_in_note(text: str) -> str:
+def plan_in_text(text: str) -> str:
     """The check list in what the agent wrote, line by line; "" where it has none."""
     found = _CHECK.findall(text[:_NOTE_CHARS])
     lines = [f"- [{state}] {clip(one_line(body), _ITEM_CHARS)}" for state, body in found[:_MOST_ITEMS]]
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
-def steps_in_note(text: str) -> str:
+def steps_in_text(text: str) -> str:
     """A numbered plan, or what the agent says is left to do, one line an item; "" where it says none."""
     found = _NUMBERED.search(text[:_NOTE_CHARS])
     points = _POINT.split(found[1])[1:] if found else _LEFT.findall(text[:_NOTE_CHARS])
@@ -253,7 +253,7 @@ def short_plan(plan: str) -> list[str]:
 
 
 def decisions_in(text: str) -> Iterator[str]:
-    """The sentences of a note that state a decision or a finding, in order, each on one line.
+    """The sentences of a remark that state a decision or a finding, in order, each on one line.
 
     Those that begin with a pronoun are left out: what it stands for is not shown.
     """
@@ -321,7 +321,7 @@ class Thread:
         self.own_line = lru_cache(4_096)(_own_line)
 
     def add(
-        self, *, number: int, interaction: int, tool: str, arguments: str, output: str, note: str = ""
+        self, *, number: int, interaction: int, tool: str, arguments: str, output: str, remark: str = ""
     ) -> bool:
         """Add the next call, and what the agent wrote with it. Return whether the call failed."""
         found = arguments_of(arguments)
@@ -344,11 +344,11 @@ class Thread:
         self._frequency.setdefault(name, Counter()).update({a.start for a in found})
         if not failed and (rules := rules_read(tool, arguments, output)):
             self._rules[number] = rules
-        if plan := plan or plan_in_note(note):
+        if plan := plan or plan_in_text(remark):
             self._plans.append((interaction, plan))
-        if steps := steps_in_note(note):
+        if steps := steps_in_text(remark):
             self._steps.append((interaction, steps))
-        self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
+        self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(remark))
         return failed
 
     def _plan_of_tasks(self, tool: str, arguments: str, output: str) -> str:

@@ -276,8 +276,8 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         described.append(_described(o, session_id, score=round(m.score, 4), newer=m.newer))
     count = f"{len(found)} of {size:,} records{trouble}"
     how = f"{GET_RECORD} with its trace_id and session" if scope else f'{GET_RECORD}("#n")'
-    note = f"[{count}. An output exactly: {how}.]"
-    return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{note}", records=tuple(described))
+    hint = f"[{count}. An output exactly: {how}.]"
+    return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{hint}", records=tuple(described))
 
 
 def _nothing(state: Any, query: str, trouble: str = "") -> str:
@@ -329,9 +329,9 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if chosen.found is not None:
         what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
     if lines is None and pattern is None:
-        text, note, what = _beginning(named, chosen, room, what)
+        text, hint, what = _beginning(named, chosen, room, what)
     else:
-        text, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
+        text, hint, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
     newer = superseding(state.database, session_id or state.session_id, record.trace_id)
     newer_line = f"{Mark.SUPERSEDED}{newer}, a later result of the same call\n" if newer else ""
@@ -342,7 +342,7 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         f"{Mark.OUTPUT_OF}{one_line(what)}):\n{quote_lines(text)}"
     )
     described = (_described(record, session_id, newer=newer),)
-    return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
+    return ToolAnswer(f"{answer}\n{hint}" if hint else answer, records=described, parts=parts)
 
 
 def record_named(state: Any, asked: Any) -> InteractionRecord:
@@ -424,7 +424,7 @@ def _fitting(rows: Iterable[str], room: int) -> list[str]:
 
 
 def _beginning(name: str, chosen: PathSelection, room: int, what: str) -> tuple[str, str, str]:
-    """The text, or its beginning, a note on how to get the rest (without the tool's text), and what it is."""
+    """The text, or its beginning, a hint on how to get the rest (without the tool's text), and what it is."""
     text, value = chosen.text, chosen.value
     if len(text) <= room:
         return text, "", what
@@ -439,17 +439,17 @@ def _beginning(name: str, chosen: PathSelection, room: int, what: str) -> tuple[
         ways.append("path=")
     elif isinstance(value, list):
         ways.append(f'path="[0]" to "[{len(value) - 1}]"')
-    note = (
+    hint = (
         f"[Shown are the first {len(head):,} of {len(text):,} characters. The rest: "
         f'{GET_RECORD}("{name}") with {" or ".join(ways)}.]'
     )
-    return head, note, what
+    return head, hint, what
 
 
 def _some_lines(
     chosen: PathSelection, lines: Any, pattern: str | None, room: int, where: str
 ) -> tuple[str, str, str]:
-    """The selected lines of ``where`` as text, a note if some are left out, and what they are."""
+    """The selected lines of ``where`` as text, a hint if some are left out, and what they are."""
     layout = lay_out(without_colours(chosen.text), chosen.value)
     selected = select_lines(layout, lines, pattern)
     what = f"lines {lines} of {layout.count:,}" if lines is not None else f"{layout.count:,} lines"
@@ -470,12 +470,12 @@ def _some_lines(
             yield f"{'--' + chr(10) if apart else ''}{n}{':' if matches else '-'} {line}"
 
     texts = _fitting(rows(), room)
-    note = ""
+    hint = ""
     if len(numbers) > len(texts):
         last, next_ = numbers[-2:]
-        note = f'[Shown up to line {last}; go on with lines="{next_}-{selected.last}".]'
-    described = (what, where if chosen.single else "", layout.note)
-    return "\n".join(texts), note, ", ".join(d for d in described if d)
+        hint = f'[Shown up to line {last}; go on with lines="{next_}-{selected.last}".]'
+    described = (what, where if chosen.single else "", layout.difference)
+    return "\n".join(texts), hint, ", ".join(d for d in described if d)
 
 
 def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
@@ -510,9 +510,9 @@ def _page(state: Any, numbers: Sequence[range], room: int, tool: str = "") -> To
     rest = f"{LIST_RECORDS} with after={last}" if tool else f'{GET_RECORD}("#{last + 1} to #{end}")'
     more = f" More: {rest}." if len(found) > len(listed) else ""
     count = f"{len(listed)} record{'s' if len(listed) > 1 else ''}{of}, up to #{last} of #{total}"
-    note = f'[{count}.{more} An output exactly: {GET_RECORD}("#n").]'
+    hint = f'[{count}.{more} An output exactly: {GET_RECORD}("#n").]'
     described = tuple({"number": o.number, **_described(o, output_bytes=o.output_bytes)} for o in listed)
-    return ToolAnswer(fence("\n".join(rows)) + f"\n{note}", records=described)
+    return ToolAnswer(fence("\n".join(rows)) + f"\n{hint}", records=described)
 
 
 def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:

@@ -304,13 +304,13 @@ _LAST = re.compile(r"-\s*+(\d{1,9}+)\Z")
 class Layout:
     """The lines of an output, made while they are iterated over.
 
-    ``note`` says how they differ from its text, if they do. ``by_path``: one line per JSON value, each with
+    ``difference`` says how they differ from its text, if they do. ``by_path``: one line per JSON value, each with
     its path.
     """
 
     make: Callable[[], Iterator[str]] = field(repr=False)
     count: int
-    note: str = ""
+    difference: str = ""
     by_path: bool = False
 
     def __iter__(self) -> Iterator[str]:

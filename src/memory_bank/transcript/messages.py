@@ -446,7 +446,7 @@ class Interaction(Brief):
         return frozenset(t for t in (*self.trace_ids, *self.earlier_ids) if t)
 
     @property
-    def note(self) -> str:
+    def remark(self) -> str:
         """What the assistant said in this turn, besides its calls."""
         return "\n".join(
             t for m in self.messages if read(m, "role") == "assistant" and (t := message_text(m))

@@ -86,7 +86,7 @@ def _unanswered(is_open: Mapping[tuple[str, str], bool]) -> Iterator[str]:
 
 
 def _answered(is_open: dict[tuple[str, str], bool], role: str, message: Mapping[str, Any]) -> Iterator[str]:
-    """Note the answer to a call; what is wrong with it."""
+    """Count a call as answered; returns what is wrong with the answer."""
     is_tool = role == "tool"
     key = message.get("tool_call_id" if is_tool else "name")
     if not isinstance(key, str) or not key:

@@ -33,7 +33,7 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
     ``value`` is the parsed output (None for plain text); ``text`` its original text, used as it is where it
     fits or is no JSON.
     Objects keep their keys and lists their first items; strings, lines and items are cut between words, and
-    each cut says how much is missing. A note at the end gives the length and the ``trace_id`` of the whole; it
+    each cut says how much is missing. A mark at the end gives the length and the ``trace_id`` of the whole; it
     is left out where ``max_chars`` is too small for it. Linear in the input.
     """
     is_text = text is not None and (value is None or is_raw(value))

@@ -146,7 +146,7 @@ class Transcript:
         return self._snapshot[:]
 
     def acknowledge(self) -> None:
-        """Note that the interactions of the last view are stored: later views do not count them as new."""
+        """Count the interactions of the last view as stored: for later views they are not new."""
         self._acknowledged = len(self._interactions)
 
     def _identify(self) -> None:

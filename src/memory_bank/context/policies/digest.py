@@ -35,13 +35,13 @@ class Item:
     trace_id: str
     tool: str
     summary: str
-    note: str = ""
+    remark: str = ""
 
     def line(self) -> str:
         """The call in one line."""
-        note = f" (the agent: {cut_at_edge(self.note, 160)})" if self.note else ""
+        remark = f" (the agent: {cut_at_edge(self.remark, 160)})" if self.remark else ""
         summary = cut_at_edge(self.summary, _LINE_CHARS, marked=True)
-        return f"#{self.number} [trace_id {self.trace_id}] {summary}{note}"
+        return f"#{self.number} [trace_id {self.trace_id}] {summary}{remark}"
 
 
 def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> list[Item]:
@@ -56,12 +56,12 @@ def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> l
         summaries.update((r.trace_id, one_line(extract_summary(r))) for r in bare)
     items = []
     for interaction in interactions:
-        note = one_line(interaction.note)
+        remark = one_line(interaction.remark)
         for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is not None:
                 number = numbers.get(trace_id, 0)
-                items.append(Item(number, trace_id, pair.tool_name, summaries.get(trace_id, ""), note))
-                note = ""
+                items.append(Item(number, trace_id, pair.tool_name, summaries.get(trace_id, ""), remark))
+                remark = ""
     return items
 
 
@@ -199,7 +199,7 @@ def _summarised(
         return blocks, 0
     items = tuple(chain.from_iterable(b.items for b in waiting))
     records = {r.trace_id: r for r in session.fact_store.get_many([i.trace_id for i in items])}
-    shown = [describe_call(i.number, records[i.trace_id], i.note) for i in items if i.trace_id in records]
+    shown = [describe_call(i.number, records[i.trace_id], i.remark) for i in items if i.trace_id in records]
     earlier, words = blocks[done - 1].text if done else "", max(20, int(settings.summary_tokens * 0.6))
     text, calls = extend_summary(complete, earlier, shown, view.task, words)
     if text is None:

@@ -432,7 +432,7 @@ class _Evidence:
     turns: tuple[FoldContent | None, Sequence[Interaction], Mapping[int, Edit]] = (None, (), {})
     unexplained: Fold | None = None  # of this process, whose reasons are not stored yet
     asks: bool = False  # whether the next fold is near, and its note not asked for
-    noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
+    note_until: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
@@ -476,13 +476,13 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
     records.update((r.trace_id, r) for r in stored)
     parsed = session.cache("parsed records")  # by first_sight
     shown = session.cache("shown calls")  # where a session is handed on
-    notes: dict[str, str] = {}  # what the agent said, by the first record of each turn
+    remarks: dict[str, str] = {}  # what the agent said, by the first record of each turn
     starts: dict[str, int] = {}  # of each record's turn
     left = set(missing)
     for interaction in reversed(view.interactions):  # the newest are the likeliest
         ids = [t for t in interaction.trace_ids if t]
         if ids and ids[0] in left:
-            notes[ids[0]] = interaction.note
+            remarks[ids[0]] = interaction.remark
         starts.update(dict.fromkeys(ids, interaction.start))
         left.difference_update(ids)
         if not left:
@@ -494,7 +494,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
             continue
         while kept and kept[-1] < starts.get(trace_id, 0):
             anchor.append(content_text(read(view.messages[kept.pop()], "content")))
-        memory.add(record, notes.get(trace_id, ""), anchor, parsed.pop(trace_id, None), shown.get(trace_id))
+        memory.add(record, remarks.get(trace_id, ""), anchor, parsed.pop(trace_id, None), shown.get(trace_id))
     return memory
 
 
@@ -509,11 +509,11 @@ def _note_later(state: _Evidence, view: View, session: MemoryBankState) -> None:
     """Have a note written about the calls before the tail that the one before is not about."""
     assert state.memory is not None
     state.asks = False
-    words = {next(filter(None, e.trace_ids), ""): e.note for e in view.history}
+    words = {next(filter(None, e.trace_ids), ""): e.remark for e in view.history}
     apart = view.tail.record_ids if view.tail else ()
     numbers = state.memory.numbers
-    calls = [(n, t, words.get(t, "")) for t, n in numbers.items() if n > state.noted and t not in apart]
+    calls = [(n, t, words.get(t, "")) for t, n in numbers.items() if n > state.note_until and t not in apart]
     if calls:
         users = (m for m in view.messages if kind_of(m) is MessageKind.USER)
         said = [*filter(None, map(persons_words, users))]
-        session.note_later(calls, said, lambda: setattr(state, "noted", calls[-1][0]))
+        session.note_later(calls, said, lambda: setattr(state, "note_until", calls[-1][0]))

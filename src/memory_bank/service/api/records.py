@@ -165,7 +165,7 @@ class Span(ResponseModel):
     as_it_came: bool = Field(description="the messages were sent as they came")
     reason: str = Field(description="at the first of these steps")
     worth: float | None = Field(
-        description="of its pieces at the first of these steps; null: too little to be noted"
+        description="of its pieces at the first of these steps; null: too little to be stored"
     )
     least: float | None = Field(description="the least that was shown then was worth so much")
     likelier: list[Likelier] = Field(description="what was shown instead, the likeliest first")

@@ -227,7 +227,7 @@ class _ObservedResponse:
     upstream_id: str = ""
 
     async def send(self, message: Message) -> None:
-        """Pass a message on and note what it says."""
+        """Pass a message on, and keep its status, size and times."""
         is_body = message["type"] == "http.response.body"
         if message["type"] == "http.response.start":
             self.status, headers = message["status"], list(message.get("headers", ()))

@@ -59,7 +59,7 @@ class SessionRefusals:
         return REFUSES_ALL if self.in_vain >= IN_VAIN else None
 
     def accepts(self, memory: str, session: str | None, *, with_tools: bool, hides: bool) -> None:
-        """Note that upstream took a request that memory changed, ``with_tools`` of its own and maybe hidden turns."""
+        """Count a request that memory changed as taken, ``with_tools`` of its own and maybe hidden turns."""
         self.in_vain = 0
         if memory == "rebuilt" and self.pause and not self.accepted:
             log.info("upstream accepted a context: session %s has memory again", session)
@@ -68,13 +68,13 @@ class SessionRefusals:
             self.accepted.add(memory)
 
     def fails(self, status: int) -> None:
-        """Note that upstream refused a request as it came, too. One that is not down is asked with memory again."""
+        """Count a request that upstream refused as it came, too. One that is not down is asked with memory again."""
         self.in_vain += 1
         if self.in_vain >= 2 * IN_VAIN and status not in OUTAGES:
             self.in_vain = 0
 
     def pauses(self) -> None:
-        """Note that upstream accepted a request as it came, but not as memory changed it."""
+        """Begin a pause: upstream accepted a request as it came, but not as memory changed it."""
         self.accepted.clear()
         self.pause = self.left = min(2 * self.pause, LONGEST_PAUSE) if self.pause else FIRST_PAUSE
 
@@ -167,7 +167,7 @@ class Exchange:
         return render_body(self.body, arrays)
 
     def passes(self, reason: str | None) -> None:
-        """Note that memory has nothing to do, and why."""
+        """Pass a request that memory has nothing to do for, and say why."""
         self.memory, self.reason = "passed", reason
 
     def goes_as_it_came(self, reason: str) -> None:

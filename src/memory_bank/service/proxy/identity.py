@@ -159,7 +159,7 @@ class _Search:
     _by_digest: dict[str, list[KnownDigest]] = field(default_factory=dict)
 
     def digest(self, *parts: str | bytes) -> str:
-        """What is noted of a session."""
+        """The digest by which something is stored of a session."""
         return content_key(self.seed, *parts).hex()
 
     def attempt(self, chain: DigestChain) -> SessionMatch | None:
@@ -237,8 +237,8 @@ class _Search:
         found = self._resumed(family, self._opening())[0] if family else None
         if found is not None:
             if self.asks_summary and found.head is not None:
-                noted = LineageEntry(self.digest("summary", found.head), [], found.head, same_calls=True)
-                self._go_on(found.session_id, found.head, noted)
+                entry = LineageEntry(self.digest("summary", found.head), [], found.head, same_calls=True)
+                self._go_on(found.session_id, found.head, entry)
             return replace(named, name=public_name(self.namespace, found.session_id))
         return None if family else named
 

@@ -54,7 +54,6 @@ TOOLS_SHARE = 0.04
 NOTHING_YET = "nothing to remember yet"
 COMPACTION = "compaction request"
 CACHED_FOR_AN_HOUR = re.compile(rb'"cache_control"\s*+:\s*+\{[^{}]*"ttl"\s*+:\s*+"1h"')
-"""A cache mark that asks for an hour."""
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -113,7 +112,7 @@ class _Share:
         return is_paused
 
     def report(self, exchange: Exchange, hung: bool | None) -> None:
-        """Note whether a request that was allowed has hung; None where nobody waited for it."""
+        """Count a request that was allowed as hung or as not; None where nobody waited for it."""
         self._is_trying = False
         if hung:
             conversation = _conversation(exchange)
@@ -125,7 +124,7 @@ class _Share:
             self._hung.clear()
 
     def fails(self, reason: str, sentence: str) -> None:
-        """Note that memory has failed, which is logged once for each reason until it works again."""
+        """Count a failure of memory, which is logged once for each reason until it works again."""
         self.failures += 1
         level = logging.DEBUG if reason in self.causes else logging.WARNING
         self.causes.pop(reason, None)
@@ -133,7 +132,7 @@ class _Share:
         log.log(level, "memory failed, the request continues without it: %s", sentence)
 
     def works(self) -> None:
-        """Note that memory works."""
+        """Forget the failures: memory works."""
         if self.failures >= FAILING:
             log.warning("memory works again, after %d requests without it", self.failures)
         self.failures, self.causes = 0, {}
@@ -168,7 +167,7 @@ class Rebuilder:
     seconds (the session's next request brings the same messages), the others after WAITS times as long.
 
     A large request may take longer (GROWS). One that comes too late gets the context of the session's stored fold, if
-    there is one; what its thread still does changes nothing but the facts that it stores. Failures are noted as
+    there is one; what its thread still does changes nothing but the facts that it stores. Failures become
     ``failed`` and never raised. After two consecutive hangs of a conversation its requests skip memory for ``pause``
     seconds, and after those of two conversations in a row all of the namespace (a key), then one tries. A session
     whose job still hangs is not used. The facts of a context are committed when it is returned.
@@ -209,7 +208,7 @@ class Rebuilder:
             return [job for job in self._running if job.end == "given up"]
 
     async def rebuild(self, exchange: Exchange) -> None:
-        """Put the rebuilt context into a request, or note the reason why it is forwarded unchanged."""
+        """Put the rebuilt context into a request, or set the reason why it is forwarded unchanged."""
         share = self._share(exchange.namespace)
         try:
             await self._in_turn(share, exchange)

@@ -196,7 +196,7 @@ async def send(proxy: Proxy, exchange: Exchange) -> UpstreamAnswer:
         return own.result()
     refusals.in_vain = 0
     if first == CHANGED and (form == OWN or memory == "rebuilt"):
-        _note_refusal(proxy, exchange, refusals, reason, refused)
+        _learn_refusal(proxy, exchange, refusals, reason, refused)
     if form == UNTHINKING:
         await own.aclose()
         exchange.reason = THINKING_LEFT_OUT
@@ -212,10 +212,10 @@ async def _is_member_unknown(exchange: Exchange, attempt: Attempt) -> bool:
     return failure.status < 500 and bool(UNKNOWN.search(await answer.hold() or b""))
 
 
-def _note_refusal(
+def _learn_refusal(
     proxy: Proxy, exchange: Exchange, refusals: SessionRefusals, reason: str, refused: str
 ) -> None:
-    """Note that upstream refused a request that memory changed, and accepted it as it came."""
+    """Leave out what upstream refused of a request that it accepted as it came: memory, its tools or cache marks."""
     session = exchange.session
     if reason == CACHE_MARKS_REFUSED:
         proxy.rebuilder.refusing_marks[exchange.namespace, session] = True

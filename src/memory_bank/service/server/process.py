@@ -401,7 +401,7 @@ class BoundedProtocol(H11Protocol):
             else:
                 self.app = cast("Any", _health_only(self.app))
         super().connection_made(transport)
-        self._note()
+        self._expect()
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -414,13 +414,13 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """As the base class."""
         super().data_received(data)
-        self._note()
+        self._expect()
 
     def on_response_complete(self) -> None:
         """As the base class."""
         super().on_response_complete()
         self._waits_for, self._since = "", self.loop.time()
-        self._note()
+        self._expect()
 
     def _is_idle(self) -> bool:
         """Whether no request is being received or answered."""
@@ -432,8 +432,8 @@ class BoundedProtocol(H11Protocol):
         self.connections.discard(self)
         self.transport.abort()
 
-    def _note(self) -> None:
-        """Note what must arrive next, and since when."""
+    def _expect(self) -> None:
+        """Set what must arrive next, and since when."""
         self._last_byte = self.loop.time()
         receives, idle = self.conn.their_state is h11.SEND_BODY, self.timeout_keep_alive_task is None
         waits_for = "body" if receives else "head" if idle and self._is_idle() else ""
