@@ -126,7 +126,7 @@ def _meanings() -> dict[tuple[str, str], str]:
 
 
 def meaning(model: type, name: str) -> str:
-    """What a setting of a class does, in a sentence; "" for none."""
+    """The sentence that says what a setting of a class does; "" for none."""
     return next((text for c in model.__mro__ if (text := _meanings().get((c.__name__, name)))), "")
 
 
@@ -199,7 +199,7 @@ class Price(Settings):
 
 
 class ToolSettings(Settings):
-    """What is known of a tool: whether its calls change something, and when its outputs are shown in part."""
+    """Facts about a tool: whether its calls change something, and when its outputs are shown in part."""
 
     effect: Literal["read", "write"] | None = None
     first_sight: AtLeast0 | None = None
@@ -543,7 +543,7 @@ def _variables() -> dict[str, tuple[list[str], Any]]:
 
 
 def _environment(strategies: Iterable[str]) -> dict[str, Any]:
-    """What the environment sets; keys of strategies, in any case, are spelled as the given ones."""
+    """The settings in the environment; keys of strategies, in any case, are spelled as the given ones."""
     values: Any = {}
     for place, value in _variables().values():
         for name in reversed(place):

@@ -129,7 +129,7 @@ class Memory(Closing):
 
     @property
     def plan(self) -> Plan:
-        """What the last context shows of every past call, and why; without decisions before the first."""
+        """The plan of the last context: the fate of every past call, and why; without decisions before the first."""
         key = self._processor.config.default_strategy
         session = self._processor.state(key)
         return NO_PLAN if session is None else session.last_plan
@@ -173,7 +173,7 @@ class Memory(Closing):
     """As ``search``, for asyncio."""
 
     def record(self, trace_id: str) -> InteractionRecord:
-        """What a tool returned, to the byte: by its trace_id, the beginning of it, or its number (``#12``).
+        """The output of a tool, to the byte: by its trace_id, the beginning of it, or its number (``#12``).
 
         Raises RecordError where there is none, StorageError.
         """

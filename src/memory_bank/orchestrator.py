@@ -114,7 +114,7 @@ class LLMOrchestrator(Closing):
     def set_active_context(
         self, memory_key: str | None = None, session_id: str | None = None, model: str | None = None
     ) -> None:
-        """What the following calls use where they name nothing else: strategy, session and model.
+        """The defaults of the following calls: strategy, session and model.
 
         What is None stays as it was. Raises UnknownStrategyError; nothing is changed then.
         """

@@ -17,7 +17,7 @@ from memory_bank.transcript.turns import Conversation, Edit, Entry
 
 
 class Fate(StrEnum):
-    """What the context shows of a past interaction.
+    """The part of a past interaction that the context shows.
 
     Example:
         >>> Fate("listed") is Fate.LISTED
@@ -139,7 +139,7 @@ SCORELESS = Shown()
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Choice(Brief):
-    """What a policy wants the context to show besides the anchor and the tail.
+    """The choice of a policy for the context, besides the anchor and the tail.
 
     ``text``: the content of the memory message, "" for none; ``role``: its role. ``whole``: past interactions
     that are kept as they are. ``edits``: messages by position that are sent in another form, also those of past

@@ -46,7 +46,7 @@ class ChatClient(Protocol):
 
 
 LLMClient = ChatModel | ChatClient
-"""What may stand where a model is asked for."""
+"""A chat model, or a client that calls one."""
 
 
 class ToolFunction(TypedDict):

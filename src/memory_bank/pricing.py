@@ -1,4 +1,4 @@
-"""What model calls cost: prices by model, tokens with a provider's prefix cache, and when a fold pays."""
+"""The cost of model calls: prices by model, tokens with a provider's prefix cache, and when a fold pays."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Ratios(NamedTuple):
     write: float
 
     def price(self, tokens: int, shared: int) -> float:
-        """What a request costs in input tokens, which begins as the one before with ``shared`` of its tokens."""
+        """The cost in input tokens of a request that begins as the one before with ``shared`` of its tokens."""
         cached = cached_tokens(min(shared, tokens))
         return cached * self.read + (tokens - cached) * (self.write if tokens >= CACHE_MINIMUM else 1.0)
 
     def of(self, usage: Usage) -> float:
-        """What a reported usage costs in input tokens, without the output."""
+        """The cost of a reported usage in input tokens, without the output."""
         read = usage.input - usage.cached - usage.written + usage.cached * self.read
         return read + (usage.written - usage.written_hour) * self.write + usage.written_hour * HOUR_WRITE
 
@@ -85,7 +85,7 @@ class Usage:
 
 
 def cost(usage: Usage, price: Price) -> float:
-    """What tokens cost, in the currency of the price."""
+    """The cost of tokens, in the currency of the price."""
     cached = price.prompt if price.cached is None else price.cached
     written = price.prompt if price.cache_write is None else price.cache_write
     read = (usage.input - usage.cached - usage.written) * price.prompt + usage.cached * cached
@@ -207,7 +207,7 @@ def growth_that_pays(budget: int, interaction: float, read: float, write: float)
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """What a step has cost in input tokens, and what the full history would have cost in its place.
+    """The cost of a step in input tokens, and that of the full history in its place.
 
     ``standing``: tokens of the context that the one before had, too, 0 where no cache has them; ``is_longer``: it
     begins with that whole one. ``counts``: tokens of the request as memory and as the provider count them, (0, 0)
@@ -223,7 +223,7 @@ class Charge:
 
 
 class Ledger:
-    """What a session has paid so far in input tokens, and what the full history would have cost. Thread-safe.
+    """The cost of a session so far in input tokens, and that of the full history. Thread-safe.
 
     A step is estimated from the prices and from what its request shares with the one before, until its usage is
     reported. ``sent`` are the digests of the last step's context, empty where the provider has nothing of it in its
@@ -246,7 +246,7 @@ class Ledger:
         self._lock = threading.Lock()
 
     def step(self, ratios: Ratios, tokens: int, shared: int, full: int, known: int) -> Charge:
-        """What a step costs with ``tokens`` of messages, of which ``shared`` begin the context before, too.
+        """The cost of a step with ``tokens`` of messages, of which ``shared`` begin the context before, too.
 
         ``full``: tokens of all messages; ``known`` of them were there one step before.
         """
@@ -272,7 +272,7 @@ class Ledger:
             self._untaken = self._untaken[0] + more, self._untaken[1] + more_full
 
     def take(self) -> tuple[float, float]:
-        """What was added to both sums since the last call, to be stored."""
+        """The additions to both sums since the last call, to be stored."""
         with self._lock:
             taken, self._untaken = self._untaken, (0.0, 0.0)
         return taken
@@ -292,7 +292,7 @@ MODELS = 4  # of which a session keeps when they were asked
 
 
 class PrefixCache:
-    """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
+    """The prices of a provider for a prefix that it has seen, and the list that it was sent last. Thread-safe.
 
     ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say. ``ratios``
     are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports that nothing
@@ -395,7 +395,7 @@ class PrefixCache:
 
     @property
     def told(self) -> str | None:
-        """What was reported of cache and counts, and which models were asked, as JSON; None for nothing."""
+        """The reports of cache and counts, and the models that were asked, as JSON; None for nothing."""
         with self._lock:
             if not self.asked and not self._misses:
                 return None

@@ -42,7 +42,7 @@ M = TypeVar("M")  # a message, in the form of the caller's API
 
 
 class Applied(NamedTuple):
-    """What is sent, its tokens, the same as chat messages (a Context where a strategy made one), and what came."""
+    """The sent messages, their tokens, the same as a chat (a Context of a strategy, if any), and those that came."""
 
     sent: list[Any]
     tokens: int

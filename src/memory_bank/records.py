@@ -127,7 +127,7 @@ def content_key(*parts: str | bytes) -> bytes:
 
 
 def call_key(call_id: str | None, tool_name: str, arguments: str, output: str) -> bytes:
-    """What identifies an answered call among the calls of its session; arguments and output as text."""
+    """The identity of an answered call among the calls of its session; arguments and output as text."""
     return content_key(call_id or "", tool_name, arguments, output)
 
 

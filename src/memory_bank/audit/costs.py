@@ -1,4 +1,4 @@
-"""What messages cost: tokens by a counter, and money with and without a provider's prefix cache."""
+"""The cost of messages: tokens by a counter, and money with and without a provider's prefix cache."""
 
 from __future__ import annotations
 

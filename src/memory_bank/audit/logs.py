@@ -29,7 +29,7 @@ _ANSWERED = (MessageKind.CALL, MessageKind.RESULT)
 
 
 class KeptByOne(NamedTuple):
-    """What one way to compact kept of the values needed: those present, those next to their words; its tokens."""
+    """The needed values that one way to compact kept: those present, those next to their words; its tokens."""
 
     needed: int
     present: int
@@ -47,7 +47,7 @@ class CompactionRow(NamedTuple):
 
 
 class WayFigures(NamedTuple):
-    """What one way to compact kept over all compactions: shares, its mean tokens, and how often it raised."""
+    """The results of one way to compact over all compactions: shares, its mean tokens, and how often it raised."""
 
     name: str
     values: float | None
@@ -159,7 +159,7 @@ def audit_logs(
 
 
 def figures_of(name: str, rows: Sequence[CompactionRow]) -> WayFigures:
-    """What one way kept over all compactions; shares are None where no value was needed."""
+    """The results of one way over all compactions; shares are None where no value was needed."""
     figures = [row.kept[name] for row in rows]
     needed = sum(k.needed for k in figures)
     shares = (sum(k.present for k in figures), sum(k.bound for k in figures))
@@ -170,7 +170,7 @@ def figures_of(name: str, rows: Sequence[CompactionRow]) -> WayFigures:
 
 
 def kept_by(way: Callable[[], Sequence[object]], values: Sequence[Need], costs: Costs) -> KeptByOne:
-    """What the messages of a way hold of the values; one that raises holds nothing."""
+    """The values in the messages of a way; none for one that raises."""
     try:
         messages, failed = way(), False
     except Exception:  # counted: a failure says nothing about the others
@@ -199,7 +199,7 @@ class Compaction:
     def ways(
         self, costs: Costs, bank: MemoryBankSettings | None, assist: int, answer: int | None = None
     ) -> dict[str, Callable[[], list[Any]]]:
-        """What makes the messages of each way to compact: ANSWER has as many tokens as the summary, or ``answer``."""
+        """Makers of the messages of each way to compact: ANSWER has the tokens of the summary, or ``answer``."""
         summary = {"role": "user", "content": self.summary}
         room = costs.of(summary) - costs.of({"role": "user", "content": ""})
         from_bank = partial(_bank_says, self.history, bank, costs, self.session.client == "Claude Code")
@@ -264,7 +264,7 @@ def _bank_says(
     most: int,
     message: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """What stands for a history where a bank answers in ``most`` tokens, or adds them to the summary ``message``.
+    """The messages for a history where a bank answers in ``most`` tokens, or adds them to the summary ``message``.
 
     ``users_words``: an answer repeats the user's messages, as for clients that do not keep them.
     """

@@ -23,7 +23,7 @@ Build = Callable[[list[Any]], list[Any]]
 
 @contextmanager
 def building(trace: Trace, config: Config, key: str, model: str = "") -> Iterator[Build]:
-    """What builds contexts from the beginning of a trace with a strategy, for the price of a model."""
+    """The builder of contexts from the beginning of a trace with a strategy, for the price of a model."""
     with closing(MemoryProcessor(config, partial(TraceMemory().open, trace))) as processor:
         apply = partial(processor.apply_strategy, memory_key=key, model=model, tools=TOOL_SCHEMAS)
         yield lambda messages: apply(messages)[0]

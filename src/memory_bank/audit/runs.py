@@ -1,4 +1,4 @@
-"""What recorded runs would have paid with a strategy, and what it would have kept of what their calls needed."""
+"""The cost of recorded runs with a strategy, and the values that it keeps of those that their calls needed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def measure_runs(
 
 
 class Bill(NamedTuple):
-    """What the input of some runs costs in dollars, without memory and with it, and the dearest run's share."""
+    """The cost of the input of some runs in dollars, without memory and with it, and the dearest run's share."""
 
     tool_calls: str
     runs: int
@@ -51,7 +51,7 @@ class Bill(NamedTuple):
 
 
 def bills_of(traces: Sequence[Trace], rows: Sequence[Sequence[StepRow]], price: Price) -> list[Bill]:
-    """What a strategy would have cost at a price, by the number of tool calls; all runs first."""
+    """The cost of a strategy at a price, by the number of tool calls; all runs first."""
     costs: dict[str, list[tuple[float, float]]] = {name: [] for name in ("all", *LENGTHS)}
     for trace, steps in zip(traces, rows, strict=True):
         calls = sum(len(calls_of(m)) for m in trace.messages if is_turn(m))
@@ -87,7 +87,7 @@ class RunAudit(NamedTuple):
     broken: int
 
     def sentences(self, bill: Bill | None) -> list[str]:
-        """What was raised, and whether to take the strategy: what it would have saved and kept."""
+        """The errors, and the advice whether to take the strategy: its savings and the values that it keeps."""
         raised = [f"{kind} at {count_of(n, 'step')}" for kind, n in sorted(self.errors.items())]
         return [*([f"{self.strategy} raised {', '.join(raised)}"] if raised else []), self._advice(bill)]
 

@@ -176,7 +176,7 @@ def read_codex(lines: Iterable[Mapping[str, Any]], name: str) -> list[Trace]:
 
 
 def _codex_summary(item: Mapping[str, Any], messages: Sequence[Any]) -> str | None:
-    """What replaced the history, without the user's own messages, which are known; None when it is encrypted."""
+    """The text in place of the history, without the user's messages, which are known; None when it is encrypted."""
     if message := _text_at(item, "message"):
         return message
     asked = {_text_of(m["content"]) for m in messages if m["role"] == "user"}
@@ -291,7 +291,7 @@ def _of_gemini(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _output_of(response: object) -> str:
-    """What a function answered in Gemini's form: its output, or the whole as JSON."""
+    """The answer of a function in Gemini's form: its output, or the whole as JSON."""
     text = _text_at(response, "output", "error") if isinstance(response, Mapping) else ""
     return text or compact(response)
 

@@ -59,7 +59,7 @@ _KINDS = {
 _USE = "use  sqlite:///FILE , a file name, or  postgresql://USER@HOST/DATABASE ."
 READ_VERSION = "SELECT version_num FROM schema_version"
 MOST_REQUESTS = 60
-"""What a session's user said that is kept: the newest."""
+"""The messages of a session's user that are kept: the newest."""
 Values = Mapping[str, object] | Sequence[Mapping[str, object]]
 """The parameters of a statement, or those of each of its runs."""
 ANY: Any = object()
@@ -545,11 +545,11 @@ class Database:
                     c.execute(_JOINS.values(project=project), mine)
 
     def get_task(self, session_id: str) -> str:
-        """What the session's user asked for."""
+        """The task of the session's user."""
         return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
 
     def get_client(self, session_id: str) -> str:
-        """What sent the session's first request; "" where that is not known."""
+        """The program that sent the session's first request; "" where that is not known."""
         return self.value(sa.select(_s.client).where(of_session(sessions)), session=session_id) or ""
 
     def set_note(self, session_id: str, note: str, generation: int | None) -> None:
@@ -569,7 +569,7 @@ class Database:
         self.submit(lambda c: c.execute(values, {"session": session_id}), session_id, is_small=True)
 
     def get_requests(self, session_id: str) -> dict[str, int]:
-        """What a session's user said, in order, each with the number of records before it."""
+        """The messages of a session's user, in order, each with the number of records before it."""
         stored = self.value(sa.select(_s.requests).where(of_session(sessions)), session=session_id)
         with suppress(ValueError, TypeError, OverflowError, RecursionError):  # of an export written by hand
             return {str(text): int(n) for text, n in json.loads(stored or "[]")}
@@ -639,7 +639,7 @@ class Database:
         return self.value(GENERATION, session=session_id) or 0
 
     def extent(self, session_id: str) -> Extent:
-        """What is stored of a session, in numbers, and its ledger."""
+        """The numbers of stored rows of a session, and its ledger."""
         with self.read() as c:
             [row] = self.fetch(c, _EXTENT, session=session_id)
             generation, count, made, waiting, fold, folded, asked, *ledger = row
@@ -657,7 +657,7 @@ class LastFold(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What is stored of a session: generation, numbers of records and insights, newest fold, ledger.
+    """The numbers stored of a session: generation, numbers of records and insights, newest fold, ledger.
 
     ``waiting``: insights that wait for the Observer's model. ``idle``: seconds since its latest context; all else as
     in the table.

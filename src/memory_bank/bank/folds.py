@@ -50,7 +50,7 @@ and its tokens then."""
 
 @dataclass(frozen=True, slots=True)
 class FoldContent:
-    """What a fold shows: ``text`` in the memory message, ``turns`` in their places; None: none may stand there.
+    """The content of a fold: ``text`` in the memory message, ``turns`` in their places; None: none may stand there.
 
     ``note``: what it quotes of a model's note. ``gone``: it shows records whose messages the list had lost.
     ``stored``: its stored form, where it was read of it.
@@ -96,7 +96,7 @@ class FoldContent:
 
 @dataclass(frozen=True, slots=True)
 class FoldReasons:
-    """What a fold shows of each of the session's first ``records`` records, and why.
+    """The fate of each of the session's first ``records`` records in a fold, and its reason.
 
     ``calls``: by number the fate, worth and reason of those of which something was shown or nearly shown. Of the
     others those in ``listed`` are named, the rest is only counted. ``pieces`` as they stand in the context,

@@ -71,7 +71,7 @@ def _change(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SessionDollars:
-    """What one drawn session and its forks cost in all, with the full histories (estimated), and its priced calls."""
+    """The cost of a drawn session and its forks, with the full histories (estimated), and its priced calls."""
 
     paid: float
     full: float
@@ -156,7 +156,7 @@ def _t975(freedom: float) -> float:
 def comparison(
     database: Database, prices: Mapping[str, Price], namespace: str | None = ANY, since: float | None = None
 ) -> Comparison | None:
-    """What the drawn sessions of a namespace, or of all, cost ``since`` a time; None where each has memory."""
+    """The cost of the drawn sessions of a namespace, or of all, ``since`` a time; None where each has memory."""
     mine = sa.select(_s.session_id, _s.control, _s.forked_from).where(
         _s.control.is_not(None), _s.deleted.is_(None)
     )
@@ -166,7 +166,7 @@ def comparison(
         return None
 
     def root(session_id: str) -> str:
-        """What was drawn: forks count to it."""
+        """The drawn session: forks count to it."""
         while (parent := drawn[session_id]["forked_from"]) in drawn:
             session_id = parent
         return session_id

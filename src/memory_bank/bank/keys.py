@@ -16,7 +16,7 @@ from memory_bank.bank.schema import api_keys
 from memory_bank.errors import ConfigError, NotFoundError
 
 DEFAULT = "default"
-"""What the namespace of a service without keys is called."""
+"""The name of the namespace of a service without keys."""
 
 _SECRET_BYTES = 32
 _LONGEST = 200  # characters of what may be a key at all

@@ -39,7 +39,7 @@ _ASKED = 8  # calls at each end of a list by which its session is found
 
 
 class Offer(StrEnum):
-    """What a session gets of memory's tools, as its lineage keeps it; of several the first holds."""
+    """The memory tools that a session gets, as its lineage keeps it; of several the first holds."""
 
     NONE = "memory's tools are not offered"
     EARLIER = "memory's tools tell of earlier sessions"
@@ -104,7 +104,7 @@ class KnownDigest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineageEntry:
-    """What a request adds to the lineage of its session.
+    """The addition of a request to the lineage of its session.
 
     ``whole`` is the digest of all its messages, ``calls`` are those of its newest call ids. ``head`` and
     ``head_calls`` replace the session's; with ``same_calls`` the session's ``head_calls`` stay. ``kept`` are
@@ -168,7 +168,7 @@ class Lineage:
         return self.database.value(_NEWEST, session=session_id) or 0
 
     def outputs(self, session_id: str, calls: Sequence[str]) -> dict[str, list[str]]:
-        """What the calls with these ids have returned in a session, as far as it is recorded."""
+        """The recorded outputs of the calls with these ids in a session."""
         rows = self.database.rows(_OUTPUTS, session=session_id, calls=calls)
         return {i: [r["output"] for r in rows if r["call_id"] == i] for i in {r["call_id"] for r in rows}}
 
@@ -227,7 +227,7 @@ class Lineage:
         return True
 
     def offer(self, session_id: str) -> Offer | None:
-        """What a session gets of memory's tools, as was decided at its first request; None before that."""
+        """The memory tools that a session gets, as was decided at its first request; None before that."""
         found = self.database.column(_OFFER, session=session_id)
         return next((offer for offer in Offer if offer in found), None)
 

@@ -53,7 +53,7 @@ _s, _r, _i, _t = sessions.c, records.c, insights.c, steps.c
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What contexts cost: the number of steps, tokens of the full histories, tokens that were sent."""
+    """The size of contexts: the number of steps, tokens of the full histories, tokens that were sent."""
 
     steps: int = 0
     full: int = 0

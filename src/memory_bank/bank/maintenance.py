@@ -401,7 +401,7 @@ class _Verification:
 
 
 def _wrong_vector(vector: object, dimension: int) -> str:
-    """What is wrong with an embedding, or with its size alone where the database has read it; or ""."""
+    """The error in an embedding, or in its size alone where the database has read it; or ""."""
     if not isinstance(vector, int | bytes):
         return "its embedding is not readable"
     size = vector if isinstance(vector, int) else len(vector) / 4

@@ -186,7 +186,7 @@ def session_name(session_id: str) -> str:
 
 
 def query_of_view(view: View, kind: Literal["fixed", "task", "adaptive"], fixed: str) -> str:
-    """What to search for: the ``fixed`` sentence, also without a task; the task; or it and the latest actions."""
+    """The query: the ``fixed`` sentence, also without a task; the task; or it and the latest actions."""
     if kind == "fixed":
         return fixed
     query = view.task[:_TASK_CHARS].strip()

@@ -314,7 +314,7 @@ USED = tuple(
         "written_hour_tokens", "full_written_hour_tokens",
     )
 )  # fmt: skip
-"""What the provider reported of a step, and the estimate for the full history."""
+"""The usage that the provider reported of a step, and the estimate for the full history."""
 _SUMMED = {  # the columns of ``sums``, and what they sum over steps
     "steps": "count(*)", "reported": "count(full_input_tokens)", "errors": "count(error)",
     "without_memory": f"sum(CASE WHEN status IN {WITHOUT} THEN 1 ELSE 0 END)",
@@ -501,7 +501,7 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
     ],
     "10": [keep_sums, recount],
 }
-"""What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
+"""The steps from a version of a bank to the next: missing columns and tables, statements, functions. Append only."""
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.
 
@@ -521,7 +521,7 @@ _NO_FOLDS = sa.delete(folds).where(folds.c.session_id == SESSION)
 _UNTOLD = sa.update(steps).where(steps.c.session_id == SESSION).values(fold=None, fates=None)
 
 NO_LEDGER: dict[str, None] = dict.fromkeys(("asked", "paid", "would_pay", "in_vain"))
-"""What a session without records has paid."""
+"""The sums of a session without records."""
 
 
 def content_deleted(c: Connection, session: Mapping[str, str]) -> None:

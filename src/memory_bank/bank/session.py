@@ -105,7 +105,7 @@ class Session(Closing):
         """Store what is new in a view."""
 
     def cache(self, name: str, make: Callable[[], Any] = dict) -> Any:
-        """What a policy keeps under a name until a reset: first what ``make`` returns."""
+        """The value that a policy keeps under a name until a reset: first the one that ``make`` returns."""
         return self._caches[name] if name in self._caches else self._caches.setdefault(name, make())
 
     def run_later(self, name: str, work: Callable[[], object]) -> None:  # noqa: ARG002

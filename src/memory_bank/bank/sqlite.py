@@ -371,7 +371,7 @@ def _make_private(file: Path) -> None:
 
 
 Convert = Callable[[Any], Any] | None
-"""What makes a value one of the driver's, or reads one of the driver's; None: it is as it is."""
+"""The functions that make a value one of the driver's and read one; None: it is as it is."""
 
 
 def _run(

@@ -324,7 +324,7 @@ def get_step(
 
 
 def agents_words(database: Database, session_id: str) -> dict[int, str]:
-    """What the agent said in the answers that are stored, in order, by the number of records before it."""
+    """The agent's words in the answers that are stored, in order, by the number of records before it."""
     found = sa.select(_t.records, _t.answer).where(of_session(steps), _t.answer.is_not(None))
     rows = database.rows(found.order_by(_t.number), session=session_id)
     texts = {row["records"]: unpacked(row["answer"]).get("parts") or () for row in rows}
@@ -332,7 +332,7 @@ def agents_words(database: Database, session_id: str) -> dict[int, str]:
 
 
 class StepShown(NamedTuple):
-    """What is known of the context of a step; ``fates``: first and last numbers of records, as in StepToStore."""
+    """The stored facts of a step's context; ``fates``: first and last numbers of records, as in StepToStore."""
 
     number: int
     status: str

@@ -468,7 +468,7 @@ class WiderScope:
             return [(session_id, known) for session_id, known in found]
 
     def tasks(self, session_ids: Collection[str]) -> dict[str, str]:
-        """What these sessions are called: their titles, else their tasks."""
+        """The names of these sessions: their titles, else their tasks."""
         named = sa.select(sessions.c.session_id, sessions.c.title, sessions.c.task)
         rows = self.database.rows(named.where(sessions.c.session_id.in_(session_ids)))
         return {row["session_id"]: row["title"] or row["task"] or "" for row in rows}

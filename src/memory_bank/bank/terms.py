@@ -22,7 +22,7 @@ BESIDE = 0.3  # weight of summary, tool and arguments beside an output
 SATURATION, LENGTH = 1.2, 0.5  # k1 and b of BM25 (Robertson and Zaragoza, 2009)
 _FINE = 23  # a stored weight is one byte: 23 times its logarithm
 HEAD = np.dtype([("length", "<f4"), ("call", "<u8"), ("output", "<u8")])
-"""What stands before the terms: the sum of all weights, and hashes of the record's call and of its output.
+"""The head before the terms: the sum of all weights, and hashes of the record's call and of its output.
 
 By these a later call of the same arguments is found, and whether it returned something else. The call is 0 where the
 output says nothing about it: there is no record, the call has failed, or it is a message or other prose.

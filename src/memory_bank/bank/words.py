@@ -307,7 +307,7 @@ class LooseWords(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return sum(column.nbytes for column in self[1:])
 
     def extended(self, rows: Sequence[Any]) -> LooseWords:
@@ -358,7 +358,7 @@ def read_index(
     sessions_of: sa.Select[Any] | None,
     session_id: str,
 ) -> Indexed:
-    """What a search needs, within a snapshot: of the sessions of a statement, or of the whole ``namespace``.
+    """The data that a search needs, within a snapshot: of the sessions of a statement, or of the whole ``namespace``.
 
     ``kept``: words in no block that this process has read before.
     """
@@ -446,7 +446,7 @@ def _planes(column: Any) -> bytes:
 
 
 def _columns(raw: bytes, kinds: Sequence[tuple[Any, int]]) -> list[Any]:
-    """What ``_planes`` made of columns of these types and lengths."""
+    """The columns of these types and lengths that ``_planes`` packed."""
     found, at = [], 0
     for kind, count in kinds:
         size = np.dtype(kind).itemsize

@@ -98,7 +98,7 @@ def replay(
 
 
 def _unread(files: TraceFiles, *, named: bool = False) -> list[tuple[str, str]]:
-    """What could not be read: pairs of a title and a count, without those of 0; ``named``: also unknown formats."""
+    """The unread parts: pairs of a title and a count, without those of 0; ``named``: also unknown formats."""
     counts = {
         "skipped lines": files.skipped,
         "files of another format": files.unknown if named else (),

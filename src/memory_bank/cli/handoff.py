@@ -39,7 +39,7 @@ def handoff(
 def handoff_text(
     session: str, db: str | None, config: Path | None, budget: int | None = None, to: str = ""
 ) -> str:
-    """What a client is told of a session, without what to do. Raises ConfigError, StorageError."""
+    """The description of a session for a client, without what to do. Raises ConfigError, StorageError."""
     from memory_bank.bank.listing import latest_used
     from memory_bank.bank.session import MemoryBankState
     from memory_bank.config import ServiceSettings

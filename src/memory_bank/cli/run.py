@@ -106,7 +106,7 @@ def run(
 
 
 class Health(NamedTuple):
-    """What ``/health`` says, and whether each claim is proved; the first is that the user's secret is known."""
+    """The claims of ``/health``, and whether each is proved; the first is that the user's secret is known."""
 
     told: dict[str, Any]
     proof: list[bool]
@@ -133,7 +133,7 @@ def ask(url: str, headers: Mapping[str, str] | None = None) -> tuple[bytes, str]
 
 
 def health_of(url: str, claims: Sequence[str] = ()) -> Health | None:
-    """What ``/health`` of the service at an address says; None where nothing answers as a service does.
+    """The claims of ``/health`` of the service at an address; None where nothing answers as a service does.
 
     Anything may answer so: no key and no content goes there unless it ``is_own``. ``claims`` are checked with that.
     """

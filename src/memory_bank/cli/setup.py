@@ -191,7 +191,7 @@ def _connected() -> Path:
 
 
 def _written() -> dict[str, Any]:
-    """What ``--write`` has written, by file."""
+    """The settings that ``--write`` has written, by file."""
     try:
         written = json.loads(_connected().read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the verbs share: options and the bank they name, JSON for programs, tables and plain lines for people."""
+"""Helpers of the verbs: options and the bank they name, JSON for programs, tables and plain lines for people."""
 
 from __future__ import annotations
 

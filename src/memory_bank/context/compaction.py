@@ -1,4 +1,4 @@
-"""What a session's bank knows of a conversation, as a text: a summary for a compaction, or what one lacks."""
+"""A conversation as its session's bank knows it, as a text: a summary for a compaction, or what one lacks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at
 def what_is_known(
     session: Session | None, budget: int, *, lacking: str = "", users_words: bool = False
 ) -> str:
-    """What a session knows of its conversation after its latest step, in at most ``budget`` tokens; "" for nothing.
+    """A session's summary of its conversation after its latest step, in at most ``budget`` tokens; "" for nothing.
 
     The text is the list of calls, the agent's latest plan and words, and what of the outputs the next calls may
     need, all fenced as data. ``lacking``: a summary that stands beside it and whose content it need not repeat.
@@ -114,7 +114,7 @@ def _known(
 
 
 def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
-    """What another client needs to go on with a session, in at most ``budget`` tokens; "" for one without records.
+    """The text for a client that goes on with a session, in at most ``budget`` tokens; "" for one without records.
 
     ``to``: the client that goes on, a key of RULES_ELSEWHERE. The text is that of a compaction, made of what the
     bank has, with the files under work. It stands in a user's message, and a session that begins with it knows it by
@@ -280,7 +280,7 @@ def _users_words(view: View, session: MemoryBankState, room: int) -> str:
 
 
 def _earlier_summary(view: View, session: MemoryBankState, room: int) -> str:
-    """What a summary in the messages says beside what a bank had fenced in it; "" without one."""
+    """The words of a summary in the messages beside those that a bank had fenced in it; "" without one."""
     texts = [message_text(m).strip() for m in view.messages if _is_users(m)]
     openings = (*SUMMARY_OPENINGS, HANDED_ON)
     text = next((without_fenced(t) for t in reversed(texts) if t.startswith(openings)), "")

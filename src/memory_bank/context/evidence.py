@@ -64,7 +64,7 @@ GAP = f"\n{Mark.GAP}"
 
 @dataclass(frozen=True, slots=True)
 class ShownCall:
-    """What is shown of a call: its record's number, the quotes of its output and of its arguments.
+    """The shown part of a call: its record's number, the quotes of its output and of its arguments.
 
     ``outcome``: what came back in a few words, shown where no quote has it. ``arguments``: pairs of a long text in
     the arguments and what is shown of it. ``state``: of a file that is quoted, "before edit #36" or "with edit #36".
@@ -107,7 +107,7 @@ class ShownCall:
 
 
 def quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """What is quoted of each text in some arguments, with its beginning, which tells the call from others."""
+    """The quotes of each text in some arguments, with its beginning, which tells the call from others."""
     by_source: dict[int, set[int]] = {}
     for place in places:
         by_source.setdefault(cut.segments[place].source, set()).add(place)
@@ -308,7 +308,7 @@ class EvidenceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Excerpts:
-    """What stands in the place of the older history.
+    """The excerpts in the place of the older history.
 
     ``anchor``, ``first_step``: what the context shows anyway: texts, and the steps from this one on. ``text``: the
     memory text. ``in_place``: turns in their places; None: none stands there. ``named``: the numbers of the records
@@ -333,7 +333,7 @@ def choose(
     budget: int,
     size: Callable[[Interaction], int],
 ) -> tuple[Excerpts, list[Interaction]]:
-    """What stands for the older history in at most ``budget`` tokens; a failed selection is logged.
+    """The excerpts for the older history in at most ``budget`` tokens; a failed selection is logged.
 
     ``size``: the tokens of an interaction that is kept whole.
     """

@@ -1,4 +1,4 @@
-"""What is shown of an output when it first appears; so it stays until the fold, which chooses from the stored whole.
+"""The shown part of an output when it first appears; so it stays until the fold, which chooses from the stored whole.
 
 JSON is shown without what says nothing (``transcript.dense``). Of a longer output a part is shown, where the agent
 has a tool that returns the rest: of JSON its structure, of other texts their ends and, in their order, what the next
@@ -79,9 +79,9 @@ TABLE = 1.2
 NEAR = 0.85
 """The share of the tokens for a table from which no more is tried."""
 LEAST_WORTH = 0.0001
-"""What a character of a text is worth that the evidence model does not score."""
+"""The worth of a character of a text that the evidence model does not score."""
 LEAST_CHANCE = 0.0005
-"""What a token is worth at least, beyond half of the room, in pieces of JSON and lines of a log that repeat."""
+"""The least worth of a token beyond half of the room, in pieces of JSON and lines of a log that repeat."""
 REPEATED = 20
 """Lines that differ only in words with digits count as repeats of one another where there are so many of them."""
 MOST_NAMED, MOST_PLACES = 20, 3
@@ -93,7 +93,7 @@ SHORT_GAP = 24
 GAP_TOKENS = 10
 """The tokens reserved for a mark that stands where lines are left out."""
 REDACTED = "[redacted: "
-"""What stands in the stored text for a secret, which the next call may need: such an output is shown as it came."""
+"""The stored text for a secret, which the next call may need: such an output is shown as it came."""
 MOST_PARSED = 4
 """The number of outputs whose pieces are kept, so that the next fold need not cut them again."""
 _DIFF = re.compile(r"^(?:diff --git |@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@)", re.M)
@@ -189,7 +189,7 @@ def _text_of(result: Result) -> str | None:
 
 
 def _task(view: View, before: int) -> str:
-    """What the user said last before a position."""
+    """The user's last words before a position."""
     for position in reversed(view.kept[: bisect_right(view.kept, before)]):
         message = view.messages[position]
         if kind_of(message) is MessageKind.USER and (said := persons_text(message_text(message))):
@@ -330,7 +330,7 @@ class _Part:
         return quote_lines(f"{shown}\n{rest}" if shown and rest else shown)
 
     def _worth_of(self, shown: str) -> float:
-        """What is likely needed of it, in all."""
+        """The sum of its worths."""
         t = self.index.tables
         return float(self.chances[t.standing_in(fold(shown))].sum())
 
@@ -383,7 +383,7 @@ class _Part:
             chosen = index.without_last(chosen, over)
 
     def _least(self, is_log: bool) -> float | list[float]:
-        """What a token of all segments, or of each, is to be worth beyond half of the room.
+        """The least worth of a token of all segments, or of each, beyond half of the room.
 
         Nothing in texts, where later calls use what the evidence model holds unlikely. Pieces of JSON without it
         seem worth more than a table that later calls would use.

@@ -19,7 +19,7 @@ USUAL_READ = 0.1
 """The price of a cached token that the bounds are made for, as a share of the input price."""
 LEAST_SHARE, FOLD_SHARE, MOST_FOLD = 0.12, 0.15, 16_000
 EXCESS = 0.04
-"""What a fold may have cost above the full history, of that; 0.05 is promised, and counts differ a little."""
+"""The share by which a fold may cost more than the full history; 0.05 is promised, and counts differ a little."""
 CARRIED = 40
 """About how many later steps carry what is added to a list after a compaction, until a fold takes it."""
 LEAST_FOLD = 2_000
@@ -28,7 +28,7 @@ LEAST_FOLD = 2_000
 
 @dataclass(frozen=True, slots=True)
 class FoldPrice:
-    """What a fold may take at one step: ``size`` in tokens, ``room`` for it, and tokens to ``wait`` for at first."""
+    """The limits of a fold at one step: ``size`` in tokens, ``room`` for it, and tokens to ``wait`` for at first."""
 
     size: int
     room: float
@@ -50,14 +50,14 @@ def price_fold(
 
 
 def _step(view: View, session: MemoryBankState, tokens: int) -> Charge:
-    """What a step costs with so many tokens of messages of which a cache holds the head at most."""
+    """The cost of a step with so many tokens of messages of which a cache has the head at most."""
     ledger, known = session.ledger, known_tokens(view, session.ledger)
     head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
     return ledger.step(session.prefix_cache.ratios, tokens, min(head, known), view.full_tokens, known)
 
 
 def _saved(session: MemoryBankState) -> float:
-    """What may still be paid, in input tokens."""
+    """The input tokens that may still be paid."""
     return (1 + EXCESS) * session.ledger.full - session.ledger.paid
 
 
@@ -80,7 +80,7 @@ def charge_added(session: MemoryBankState, tokens: int) -> None:
 
 
 def _carried(session: MemoryBankState) -> float:
-    """What a token costs, in input tokens, that later requests carry until a fold takes it."""
+    """The cost, in input tokens, of a token that later requests carry until a fold takes it."""
     read, write = session.prefix_cache.ratios
     return write + CARRIED * read
 

@@ -197,7 +197,7 @@ def _is_message(message: object, kinds: set[type]) -> bool:
 
 
 def _names(message: Any, wire: Wire[Any]) -> set[tuple[MessageKind, str]]:
-    """What a message says, calls and answers, without its contents."""
+    """A message's texts, calls and answers, without its contents."""
     return {(part.kind, str(part.call_id)) for part in wire.parts(message)}
 
 
@@ -226,7 +226,7 @@ def _thinks(messages: Sequence[Any], wire: Wire[Any]) -> bool:
 
 @dataclass(slots=True)
 class _Faults:
-    """What is wrong in a list: calls and results that stand ``alone``, ``stray`` reasoning, ``empty`` contents."""
+    """The errors in a list: calls and results that stand ``alone``, ``stray`` reasoning, ``empty`` contents."""
 
     alone: Counter[tuple[str, ...]] = field(default_factory=Counter)
     empty: Counter[tuple[str, ...]] = field(default_factory=Counter)
@@ -235,7 +235,7 @@ class _Faults:
 
 
 def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
-    """What is wrong in a list of a wire's messages. Raises MessagesError for what the wire cannot read."""
+    """The errors in a list of a wire's messages. Raises MessagesError for what the wire cannot read."""
     found = _Faults()
     waiting: Counter[tuple[str, ...]] = Counter()  # calls without a result so far
     is_answered = is_thinking = False
@@ -297,7 +297,7 @@ def _after_results(part: Part) -> bool:
 
 
 def _key(part: Part) -> tuple[str, ...]:
-    """What pairs a call with its result; an id may be any JSON."""
+    """The key that pairs a call with its result; an id may be any JSON."""
     return ("id", str(part.call_id)) if part.call_id is not None else ("name", str(part.name))
 
 

@@ -280,7 +280,7 @@ class ToolCall(StepPart):
 
 @value
 class Observation(StepPart):
-    """What a call returned: text, or a list of content parts (text, image).
+    """The result of a call: text, or a list of content parts (text, image).
 
     ``call_id`` is the call that it answers; observations without one answer the calls in their order. A shortened one
     is not ``whole``, and its ``trace_id`` names the record that holds all of it.
@@ -453,7 +453,7 @@ class SystemPromptStep(Step):
 
 @value
 class TaskStep(Step):
-    """What the user said; ``images`` are URLs, or anything that ``image_url`` turns into one.
+    """A message of the user; ``images`` are URLs, or anything that ``image_url`` turns into one.
 
     Raises ImageError for an image that it cannot read.
     """

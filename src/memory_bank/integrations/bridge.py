@@ -58,7 +58,7 @@ class BridgeOptions(TypedDict, total=False):
 
 
 class ModelCall(TypedDict, total=False):
-    """What else is known of a model call: the prompt that is sent apart, the tools, which a context may name, and
+    """Other facts of a model call: the prompt that is sent apart, the tools, which a context may name, and
     what becomes of Anthropic's thinking from the first message on that is changed."""
 
     system: str | None

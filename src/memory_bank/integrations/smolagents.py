@@ -32,7 +32,7 @@ except ImportError as e:
 
 @dataclasses.dataclass
 class RetrievedStep(smol.MemoryStep):
-    """What memory shows of earlier steps, as a message of the role user or system."""
+    """The part of earlier steps that memory shows, as a message of the role user or system."""
 
     text: str
     role: str = "user"
@@ -321,7 +321,7 @@ def _read(native: smol.MemoryStep, earlier: _Known | None) -> _Known:
 
 
 def _state_of(native: smol.MemoryStep) -> list[Any]:
-    """What shows that a step was changed in place: lists, times and usage by value, all else by identity."""
+    """The values that tell a change of a step in place: lists, times and usage by value, all else by identity."""
     by_value = (list, dict, Timing, TokenUsage)
     return [
         repr(v) if isinstance(v, by_value) and not k.startswith("model_") else (id(v), v)

@@ -297,7 +297,7 @@ def kinds_of(error: Exception) -> set[str]:
 
 
 def explain(error: Exception, who: str) -> str:
-    """What went wrong in a call by an openai client and what to do, without any content of the call."""
+    """The error of a call by an openai client and what to do, without any content of the call."""
     kinds = kinds_of(error)
     if "APITimeoutError" in kinds:
         return f"{who} did not answer in time: raise the timeout, or send less"

@@ -42,7 +42,7 @@ _COSTS = ("cost", "cost_usd", "total_cost", "estimated_cost")
 
 
 class ReportedUsage(NamedTuple):
-    """What a usage reports; None where it does not say.
+    """The figures of a usage; None where it does not say.
 
     ``input`` includes the ``cached`` tokens and the ``written`` ones, ``written`` those that are kept for an hour
     (``written_hour``). ``billed``: the cost in dollars, where the provider names it. ``untold``: why the tokens

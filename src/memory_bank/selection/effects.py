@@ -1,4 +1,4 @@
-"""What a tool call does: whether it changes something, whether it failed, which file it reads, writes or edits."""
+"""The effects of a tool call: whether it changes something, or failed, which file it reads, writes or edits."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ RUN_FAILED = re.compile(
     r"|^(?:the )?(?:command|process|script) failed\b",
     re.I,
 )
-"""What a run prints on a line where it failed, one of its first or last ones."""
+"""Lines that a run prints where it failed, one of its first or last ones."""
 _PROGRAM_FAILED = re.compile(r"(?:[^\s:]+/)?([\w.-]+)(?: :|:)(?: line \d+:)? [^\n]{1,300}")
 _WINDOWS_FAILED = re.compile(
     r"\A(?:The system cannot|Access is denied)|^File Not Found\s*\Z|^ +\+ CategoryInfo", re.M
@@ -231,7 +231,7 @@ def runs(tool: str, arguments: object) -> bool:
 
 
 def _command_of(tool: str, arguments: object) -> str | None:
-    """What a tool that runs something runs; None for other tools."""
+    """The program that a tool runs; None for tools that run nothing."""
     if not _RUNS & {w.casefold() for w in _WORD.findall(tool)}:
         return None
     return "\n".join(_code_texts(parse_arguments(arguments), all_of_them=True))[:_FAR]

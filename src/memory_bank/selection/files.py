@@ -70,7 +70,7 @@ class _Span(NamedTuple):
 
 @dataclass(slots=True)
 class FileChange:
-    """What a call did to a file: places that change, none where they are not known.
+    """The change of a file by a call: places that change, none where they are not known.
 
     ``number``: of the call. ``near``: the first and the last line around a single place, where that is known.
     """
@@ -351,7 +351,7 @@ class Files:
             self._shown[key] = copy
 
     def of_call(self, key: str) -> FileCopy | None:
-        """What a call showed or wrote of a file, as it is now; None for other calls."""
+        """The part of a file that a call showed or wrote, as it is now; None for other calls."""
         if key not in self._shown:
             return None
         file, copy = self._shown[key]
@@ -430,7 +430,7 @@ class Files:
 
 
 def changes_of(tool: str, arguments: str) -> list[_Patch]:
-    """What a call does to files by its arguments, also that it reads one (kind "read"); not that one is moved."""
+    """A call's changes of files by its arguments, also that it reads one (kind "read"); not that one is moved."""
     file, given = file_access(tool, arguments), parse_arguments(arguments)
     patched = applies_patches(tool, arguments) if file is None else file.access == "edit"
     if patched and (patches := [*_patches(given, None if file is None else file.path)]):
@@ -494,7 +494,7 @@ def _hunks(given: Mapping[str, Any]) -> Iterator[Hunk]:
 
 
 class _Patch(NamedTuple):
-    """What a patch does to a file: "update", "add" or "delete"; ``moved``: its path from then on."""
+    """The change of a file by a patch: "update", "add" or "delete"; ``moved``: its path from then on."""
 
     path: str
     kind: str

@@ -63,7 +63,7 @@ Reason = tuple[str, float, tuple[tuple[str, float], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is chosen, with a memory text where the index writes it.
+    """The choice, with a memory text where the index writes it.
 
     `shown`: by record the places of its segments; `gains`: worth by segment, in the order of choice; `edge`:
     the best (segment, worth) that did not fit; `short`: segments that are shown in their short form. `rest`: by

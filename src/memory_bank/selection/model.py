@@ -20,11 +20,11 @@ from memory_bank.selection.values import KINDS, key_words, words_of
 
 Owner = Literal["kind", "key", "source", "shape", "like", "record", "segment"]
 OWNERS: tuple[Owner, ...] = get_args(Owner)
-"""What values have in common, each a column of the values and a table."""
+"""Properties that values have in common, each a column of the values and a table."""
 
 
 class CurrentStep:
-    """What features know of the step: the `tail` (its first interaction), and what stands there.
+    """The facts of the step for the features: the `tail` (its first interaction), and what stands there.
 
     Valid until the tables change. `columns` keeps the features of owners that were computed.
     """

@@ -1,4 +1,4 @@
-"""What came back from a call in a few words: how it failed, its status and ids, or the line of a text that tells."""
+"""The outcome of a call in a few words: how it failed, its status and ids, or the line of a text that tells."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def clip(text: str, chars: int) -> str:
 def outcome(
     output: str, known: Collection[str] = (), *, failed: bool | None = None, ends: bool = False
 ) -> tuple[str, list[str]]:
-    """What came back in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones.
+    """The outcome in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones.
 
     ``failed``: whether the call failed; None: as the output alone reports. ``ends``: where no line sums it up, the
     last one tells.
@@ -270,7 +270,7 @@ class Report(NamedTuple):
 
 
 def report_of(text: str) -> Report:
-    """What tells in a log, in the output of tests or of a compiler, known by its form; nothing in other texts.
+    """The telling lines of a log, of the output of tests or of a compiler, known by its form; none of other texts.
 
     Of lines that differ in their digits alone the first failure and the last sum count. Linear; of a long text the
     end is read.

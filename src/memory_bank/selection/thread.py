@@ -381,7 +381,7 @@ class Thread:
         return "\n".join([f"- [x] {', '.join(spans)} done", *lines] if done else lines)
 
     def outcome_of(self, number: int) -> str:
-        """What a call brought back, in a few words; "" for nothing."""
+        """The outcome of a call, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
 
     def rules(self, before: int) -> dict[int, tuple[str, bool]]:
@@ -511,7 +511,7 @@ class Thread:
 
 
 def _work_of(tool: str, arguments: str) -> tuple[str, str, bool]:
-    """What a call runs, the file that it changes, and whether it writes that as a whole; "" for none."""
+    """The program of a call, the file that it changes, and whether it writes that as a whole; "" for none."""
     access = file_access(tool, arguments)
     if access is not None:
         return "", one_line(access.path) if access.access != "read" else "", access.access == "write"
@@ -661,7 +661,7 @@ def _parts(values: Values) -> tuple[Values, Values]:
 def _shown_values(
     distinct: tuple[Argument, ...], beside: tuple[tuple[Argument, ...], ...], chars: int
 ) -> Values:
-    """What distinguishes a call, as it is shown beside what distinguishes the calls before and after it."""
+    """The values that distinguish a call from the calls before and after it, as they are shown."""
     others = [{a.key: a.text for a in other} for other in beside]
     return tuple(
         (a.key, shown_value(a.text, chars, [o[a.key] for o in others if a.key in o])) for a in distinct

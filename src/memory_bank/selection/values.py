@@ -82,7 +82,7 @@ class Use(NamedTuple):
 
 
 RecordKind = Literal["output", "note", "arguments"]
-"""What a record of the index shows: the output of a call, what the agent said with it, its long arguments."""
+"""The kinds of records of the index: the output of a call, the agent's words with it, its long arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ ANTHROPIC = "https://api.anthropic.com"
 
 
 class Service:
-    """What the handlers of one process share. ``exchanges`` are called after each proxied request."""
+    """The objects that the handlers of one process share. ``exchanges`` are called after each proxied request."""
 
     def __init__(self, config: Config, database: Database, metrics: Metrics, telemetry: Telemetry) -> None:
         self.config = config
@@ -225,7 +225,7 @@ class Service:
 
 
 def _paid(exchange: Exchange) -> dict[str, Any]:
-    """What upstream reported of the cost of a request, or why it cannot be told, as fields of StepFigures."""
+    """The cost of a request that upstream reported, or why it is not known, as fields of StepFigures."""
     if not exchange.answered_tokens:
         return {"sent": None}
     usage = exchange.usage

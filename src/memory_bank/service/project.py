@@ -95,7 +95,7 @@ def _without_git(path: str) -> str:
 
 
 def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
-    """What a command of git prints about a folder; "" where it fails or there is no git."""
+    """The output of a command of git about a folder; "" where it fails or there is no git."""
     own = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR")}
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         done = subprocess.run(

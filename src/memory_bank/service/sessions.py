@@ -339,7 +339,7 @@ class Sessions:
         tools: Sequence[object] | None = None,
         form: Form | None = None,
     ) -> list[object]:
-        """What ``rebuild`` would write or raise: nothing is stored, no model is asked."""
+        """Return or raise the same as ``rebuild``: nothing is stored, no model is asked."""
         session_id = stored_id(namespace, name)
         if self.is_control(session_id):
             return messages if form is None else list(form.source.source)
@@ -380,7 +380,7 @@ class Sessions:
         strategy: str | None = None,
         tools: Sequence[object] | None = None,
     ) -> Sequence[object] | None:
-        """What the session's newest fold and the messages since make, for a step that cannot wait; None without.
+        """The context of the session's newest fold and the messages since, for a step that cannot wait; None without.
 
         Nothing is stored, and nothing of the session that this process has open is waited for.
         """

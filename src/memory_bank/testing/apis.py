@@ -22,7 +22,7 @@ COUNT = "/v1/messages/count_tokens"
 
 
 class Api:
-    """What the APIs share; ``number`` makes the next id with a prefix. Each has three methods more:
+    """The base of the APIs; ``number`` makes the next id with a prefix. Each has three methods more:
 
     ``refusal``: the error for a request that is not valid, or None; ``errors``: what a provider would refuse in a
     valid one: at ``most`` so many, each with ``prefix`` and ``param``; ``render``: the body of a reply to a request
@@ -190,7 +190,7 @@ def _goes_on(body: JsonObject) -> bool:
 
 
 def _wrong_message(i: int, item: Any) -> str | None:
-    """What is wrong with a message item; None for a valid one, and for other items."""
+    """The error in a message item; None for a valid one, and for other items."""
     if item_type(item) != "message":
         return None
     role = item.get("role")

@@ -220,7 +220,7 @@ def _answer(
 def _described(
     record: InteractionRecord | Outline, session_id: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    """What a program gets of a record; ``session_id`` None: it is the searched session's own."""
+    """The members of a record for a program; ``session_id`` None: it is the searched session's own."""
     described = {"trace_id": record.trace_id, "step_id": record.step_id}
     described |= {"tool_name": sendable(record.tool_name), **more}
     return described if session_id is None else {**described, "session": session_name(session_id)}
@@ -516,7 +516,7 @@ def _page(state: Any, numbers: Sequence[range], room: int, tool: str = "") -> To
 
 
 def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
-    """What Anthropic's memory tool answers; a longer answer is cut."""
+    """The answer of Anthropic's memory tool; a longer answer is cut."""
     files = state if isinstance(state, MemoryFiles) else state.files
     if files is None:
         raise RefusedCall("No files are kept here: the setting memory_files is off.")
@@ -535,4 +535,4 @@ _HANDLERS: dict[str, tuple[Callable[..., ToolAnswer], tuple[str, ...]]] = {
     LIST_RECORDS: (_list, ("after", "tool")),
     MEMORY_FILES: (_files, tuple(FILES_SCHEMA["function"]["parameters"]["properties"])),
 }
-"""What is answered, with its arguments. Programs name a record by ``trace_id``, and so did the tool before."""
+"""The tools, with their arguments. Programs name a record by ``trace_id``, and so did the tool before."""

@@ -192,7 +192,7 @@ def _children(f: PathValue, step: Step) -> Iterator[PathValue]:
 
 
 def _missing(step: Step, first: PathValue, places: int, many: bool) -> str:
-    """What there is where a step finds nothing."""
+    """The names at a place where a step finds nothing."""
     where = first.path or "the top"
     value = first.value
     if isinstance(value, dict):
@@ -285,7 +285,7 @@ def _only_value_at(text: str, path: str) -> list[Any]:
 
 
 def _json_as_printed(text: str) -> Iterator[Any]:
-    """What stands in a text that is JSON in another form: with line numbers, escaped, printed by Python."""
+    """The value of a text that is JSON in another form: with line numbers, escaped, printed by Python."""
     content = content_of(text)
     value = parse_exact(content.text)
     if isinstance(value := content.value if value is None else value, (dict, list)):

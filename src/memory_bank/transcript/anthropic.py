@@ -37,7 +37,7 @@ _HIDDEN = frozenset({"type", "id", "signature", "data", "encrypted_content", CAC
 
 
 class Thinking(Enum):
-    """What becomes of the thinking blocks after the first message that differs from the request's."""
+    """The treatment of thinking blocks after the first message that differs from the request's."""
 
     DROP = "all are left out: a signature may be bound to every message before it"
     KEEP_LATER = (
@@ -47,7 +47,7 @@ class Thinking(Enum):
 
 
 def thinking_rule(thinking: object) -> Thinking:
-    """What becomes of thinking blocks under a request's ``thinking``."""
+    """The treatment of thinking blocks under a request's ``thinking``."""
     settings = thinking if isinstance(thinking, dict) else {}
     if drops_blocks(settings):
         return Thinking.KEEP
@@ -61,7 +61,7 @@ def drops_blocks(thinking: Mapping[str, Any]) -> bool:
 
 
 def thinking_in(messages: Sequence[Any]) -> Thinking:
-    """What becomes of thinking blocks in a list whose request is not known, by the first of them.
+    """The treatment of thinking blocks in a list whose request is not known, by the first of them.
 
     A turn of a model that thinks ``enabled`` begins with thinking, and has to when its results are sent. Where the
     first block stands elsewhere or without its words, the model thinks ``adaptive``, and its signatures may be
@@ -397,7 +397,7 @@ def answered_turn(messages: Sequence[Any], wire: PartWire[Any] = _WIRE) -> int |
 
 
 def message_errors(messages: object) -> list[str]:
-    """What the Messages API refuses in a list of messages; empty when nothing.
+    """The errors for which the Messages API refuses a list of messages.
 
     - Messages of one role in a row count as one. The first is not the assistant's, and a system message
       follows one of the user.

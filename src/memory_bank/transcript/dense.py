@@ -26,7 +26,7 @@ _EMPTY = frozenset(("null", '""', "[]", "{}"))
 _LONE = re.compile("[\ud800-\udfff]")
 _SAYS_SO = re.compile(r"\S\s+\S")
 CUT_OFF = "… (cut off here)"
-"""What follows a value that was cut off, where the text does not say so: the value's end is ours."""
+"""The text after a value that was cut off, where the text does not say so: the value's end is ours."""
 
 
 class DenseOutput(NamedTuple):
@@ -229,7 +229,7 @@ _FILLED = 0.7  # of the cells of a table whose items are written as rows
 _MOST_LEFT_OUT = 500  # characters that say which members are left out
 
 WITHOUT = "\n(without "
-"""What stands before the names of the members that are left out."""
+"""The text before the names of the members that are left out."""
 Names = tuple[str, ...]
 """The way to a value by the names of members; the items of a list share one."""
 
@@ -297,7 +297,7 @@ def _grid(cells: list[Any]) -> list[Any]:
 
 
 class JsonPart:
-    """What is shown of a value as ``read_output`` returns it: of every item the same members.
+    """The shown part of a value that ``read_output`` returned: of every item the same members.
 
     Those of most worth for their length come first. ``worth``: of the texts under a name, by text; what two members
     say counts once. What is left out is named at the end. Words and numbers are never cut.

@@ -1,4 +1,4 @@
-"""What a tool's text holds: its content, without the lines, tags and members in which a client reports a run.
+"""The parts of a tool's text: its content, without the lines, tags and members in which a client reports a run.
 
 A client puts a frame around what a command printed: an exit code, a wall time, ``Output:``, tags, fences, an
 object with ``stdout`` and ``exit_code``. A frame is recognised here alone; the stored text keeps it.
@@ -104,7 +104,7 @@ _GOOD = frozenset(("success", "successful", "succeeded", "ok", "completed", "com
 
 
 class Content(NamedTuple):
-    """What a text holds within its frames: a text, its value where it has structure, the exit code of a frame."""
+    """The content of a text within its frames: a text, its value where it has structure, the exit code of a frame."""
 
     text: str
     value: Any = None
@@ -292,7 +292,7 @@ _OUTPUT_END = re.compile(r"[ \t]*=+ *(?:end(?: of)? output|output end)\b[^\n]{0,
 
 
 def framed_member(value: Any) -> Any:
-    """What an object or a list holds that is a frame: the content of its one member, or its text parts; else None."""
+    """The content of an object or a list that is a frame: that of its one member, or its text parts; else None."""
     if isinstance(value, list):
         return _text_of_parts(value)
     if not isinstance(value, dict):

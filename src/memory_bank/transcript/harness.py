@@ -1,4 +1,4 @@
-"""What clients write into user messages by themselves: blocks about their state, summaries, requests for one.
+"""Texts that clients write into user messages by themselves: blocks about their state, summaries, requests for one.
 
 The lists are exact texts of known clients, so that nothing a person writes is taken for them by its meaning.
 """
@@ -39,7 +39,7 @@ COMPACTION_PROMPTS = (
     "the component that summarizes internal chat history",  # the system prompt of qwen-code and Gemini CLI for it
     "tasked with summarizing conversations",  # the system prompt of Claude Code and opencode for it
 )
-"""What a request for a summary of the conversation says, in its last user message or its system prompt."""
+"""Sentences of a request for a summary of the conversation, in its last user message or its system prompt."""
 
 REFERRING = (
     # Claude Code's Read, and its Edit and Write
@@ -63,7 +63,7 @@ REFERRING = (
     r"\bup[- ]to[- ]date with (?:your|the) (?:last|latest|previous|earlier) (?:read|view)\b",
     r"\balready have the (?:latest |newest |current |full )?(?:version|contents?|copy|text) of th(?:is|e|at) file\b",
 )
-"""What short answers to a read or an edit say that only refer to an earlier result, by client and close variants."""
+"""Sentences of short answers to a read or an edit that only refer to an earlier result, by client and variant."""
 _REFERS = re.compile("|".join(REFERRING), re.I)
 _FOLDER = re.compile(
     r"(?:working directory|working in the directory|workspace path|current directory|<cwd>)(?: is)?[\s:(`'\"]{0,4}"

@@ -31,7 +31,7 @@ _LEXEME = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.S)
 _CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[\da-fA-F]{0,3})?)\Z")
 _CUT_NUMBER = re.compile(r"(?<=[\s:,\[])[-+.\w]+\Z")
 _WENT_ON = re.compile(r"""\s*[}\]]|.*(?:["}]\s*[}\]]|[\]\w]\s*})\s*\Z""", re.S)
-"""What follows an error in JSON that was not cut, but is wrong, such as by a comma or an escape: it has its end."""
+"""The text after an error in JSON that was not cut, but is wrong, such as by a comma or an escape: it has its end."""
 _LEAST_CUT = 500  # characters of a text that may be JSON without its end
 _MOST_AFTER = 2_000  # characters of what a client says after JSON that it has cut
 

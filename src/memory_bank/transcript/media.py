@@ -39,7 +39,7 @@ class Media(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What a text says of it: ``[image/png, 84 kB, "chart.png"]``."""
+        """Its description in a text: ``[image/png, 84 kB, "chart.png"]``."""
         size = len(self.data) * 3 // 4
         amount = f"{size / 1e3:.0f} kB" if size < 1e6 else f"{size / 1e6:,.0f} MB"
         amount = f"{size:,} bytes" if size < 1e3 else amount

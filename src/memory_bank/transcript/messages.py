@@ -191,7 +191,7 @@ def with_hint(text: str, hint: str) -> str:
 
 
 class MessageKind(StrEnum):
-    """What a message is to the parser."""
+    """The kind of a message for the parser."""
 
     SYSTEM = "system"
     USER = "user"
@@ -233,7 +233,7 @@ def _legacy_call(message: object) -> Any:
 SIGNATURES = ("extra_content", "provider_specific_fields", "thought_signature")
 """Members of a chat's call that hold Gemini's signature of a turn: of Google itself, LiteLLM and other gateways."""
 SIGNED_ID = "__thought__"
-"""What stands before Gemini's signature in the ids of calls that LiteLLM makes."""
+"""The text before Gemini's signature in the ids of calls that LiteLLM makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came back for a call; ``extra`` holds the contents of user messages that carry its images."""
+    """The result of a call; ``extra`` holds the contents of user messages that carry its images."""
 
     call_id: str | None
     content: Any
@@ -400,7 +400,7 @@ class Pair:
         )
 
     def content_key(self) -> bytes:
-        """What identifies the pair in its session: call id, name, arguments and output."""
+        """The identity of the pair in its session: call id, name, arguments and output."""
         call, result = self.call, self.result
         call_id = (call.call_id if call else None) or (result.call_id if result else None)
         output = result.output_text if result else ""
@@ -447,7 +447,7 @@ class Interaction(Brief):
 
     @property
     def remark(self) -> str:
-        """What the assistant said in this turn, besides its calls."""
+        """The assistant's words in this turn, besides its calls."""
         return "\n".join(
             t for m in self.messages if read(m, "role") == "assistant" and (t := message_text(m))
         )
@@ -542,7 +542,7 @@ def extract_tool_outputs(messages: object) -> list[tuple[str, Any, Any]]:
 
 
 def task_text(segments: Iterable[Segment]) -> str | None:
-    """What the person asked for: the text of the first user message that is not a client's own, None without one.
+    """The person's task: the text of the first user message that is not a client's own, None without one.
 
     Blocks that a client puts into user messages, and its summaries, are left out.
     """
@@ -551,7 +551,7 @@ def task_text(segments: Iterable[Segment]) -> str | None:
 
 
 def persons_words(message: object) -> str:
-    """What a person said in a user message: its text without what the client put there."""
+    """The text of a user message without the parts that the client put there."""
     content = read(message, "content")
     parts = content if isinstance(content, (list, tuple)) else [content_text(content)]
     return "\n".join(filter(None, [persons_text(part_text(part)) for part in parts]))

@@ -14,7 +14,7 @@ _LOOKED_AT = 200  # interactions, from the end, that are searched for repeated c
 
 
 def pairing_errors(messages: object) -> list[str]:
-    """What is wrong with the pairs in a list of Chat Completions messages; empty when nothing is.
+    """The errors in the pairs of a list of Chat Completions messages; empty when there are none.
 
     ``messages`` is a list (or tuple) of dicts, as they are sent; SDK objects with ``model_dump()`` are
     accepted in their place. Each error is one sentence that begins with the index of a message, such as
@@ -76,7 +76,7 @@ def _opened(is_open: dict[tuple[str, str], bool], message: Mapping[str, Any]) ->
 
 
 def _unanswered(is_open: Mapping[tuple[str, str], bool]) -> Iterator[str]:
-    """What is wrong where another message, or the end of the list, closes a turn."""
+    """The errors where another message, or the end of the list, closes a turn."""
     left = [key for key, still in is_open.items() if still]
     if ids := [call_id for role, call_id in left if role == "tool"]:
         others = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""

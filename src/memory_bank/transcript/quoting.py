@@ -79,7 +79,7 @@ _LONE = re.compile("[\ud800-\udfff]")
 
 @lru_cache(10_000)
 def _looks(c: str) -> str:
-    """What a character looks like: "" for what is not seen, its plain form for variants of letters."""
+    """The look of a character: "" for what is not seen, its plain form for variants of letters."""
     c = c.translate(_ALIKE)
     if c in "\x1b…":
         return c

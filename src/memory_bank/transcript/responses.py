@@ -203,7 +203,7 @@ def _with_text(item: Item, text: str) -> Item:
 
 
 def item_errors(items: object) -> list[str]:
-    """What the Responses API refuses in a list of input items, in its words; empty when nothing.
+    """The errors for which the Responses API refuses a list of input items, in its words.
 
     - Every output answers a call that stands before it. Every call but an asynchronous one or a program has
       its output behind it; an id that several calls share has as many outputs.

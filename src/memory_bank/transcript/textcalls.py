@@ -48,7 +48,7 @@ _IN_CODE = re.compile(
     r"(?=\s*+(?:[;,\w$}]|\Z))|)|(?P<set>[\w$]++)(?=\s*+(?:[-+*/%&|^?]{0,3}=(?!=)|\)?\s*+=>)))",
     re.S,
 )
-"""What stands in code: texts, comments and patterns, in which are no calls; calls; and names with what they get."""
+"""The pieces of code: texts, comments and patterns, in which are no calls; calls; and names with what they get."""
 _MOST_CODE = 50_000  # characters
 _TOKEN = re.compile(
     rf"({_TEXT})|([a-zA-Z_$][\w$]*+)(?=\s*:)|([{{}}\[\],:)]|-?\d+(?:\.\d+)?|[\w$]+)|\s+", re.S
@@ -192,7 +192,7 @@ _OBSERVATION = re.compile(r"Observation:[ \t]*\n?")
 
 
 def read_called(text: str) -> tuple[str, list[Any]] | None:
-    """What stands before ``Calling tools:`` in a text, and the list of calls after it; None without such a list.
+    """The text before ``Calling tools:``, and the list of calls after it; None without such a list.
 
     The list is JSON or a Python literal, and its elements may be anything.
     """
@@ -376,7 +376,7 @@ def _script_value(code: str, at: int, texts: Mapping[str, str], room: int) -> An
 
 
 def _script_text(text: str) -> str | None:
-    """What a text in JavaScript stands for; None for another value, and one with values in it."""
+    """The value of a text in JavaScript; None for another value, and one with values in it."""
     if text.startswith("String.raw"):
         text = text.removeprefix("String.raw").replace("\\", "\\\\")
     if text[:1] not in ("'", '"', "`") or (text[0] == "`" and "${" in text):

@@ -302,7 +302,7 @@ class Transcript:
 
 
 def said_in(messages: Sequence[object]) -> frozenset[str]:
-    """What persons said in a list of messages, without what clients write by themselves."""
+    """The words of persons in a list of messages, without those that clients write by themselves."""
     texts = (persons_text(message_text(m)) for m in messages if kind_of(m) is MessageKind.USER)
     return frozenset(t for t in texts if t)
 

@@ -60,7 +60,7 @@ class PartPlace(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a part of a native is to a chat: a text or a content, a call with its arguments as text, a result.
+    """The meaning of a native part for a chat: a text or a content, a call with its arguments as text, a result.
 
     A ``value`` None of the user belongs to the user's part before it. ``signed``: thinking that Anthropic has signed,
     or a call with Gemini's signature of its turn.
@@ -120,11 +120,11 @@ class Wire(Generic[N]):
     joins_turn = False
 
     def parts(self, native: N) -> Iterable[Part]:
-        """What a message says, calls and answers. Raises MessagesError for a foreign object."""
+        """A message's words, calls and answers. Raises MessagesError for a foreign object."""
         raise NotImplementedError
 
     def errors(self, natives: Sequence[N]) -> Sequence[str]:  # noqa: ARG002
-        """What the API refuses in a list of messages, as far as it is known."""
+        """The errors for which the API refuses a list of messages, as far as they are known."""
         return ()
 
     def write(self, native: N, change: Change) -> N | None:
@@ -236,7 +236,7 @@ def readable(part: object, left_out: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conversation(Generic[N]):
-    """What an API or a framework was sent, as chat ``messages``, and where each of them stands in it.
+    """The messages sent to an API or a framework, as chat ``messages``, and where each of them stands in it.
 
     ``places``: the parts of the source that a chat message stands for; none for a system prompt that is sent apart.
     ``units``: for each chat message the number of its turn; what is sent of a turn keeps the order of the source.

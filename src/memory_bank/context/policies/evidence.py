@@ -420,7 +420,7 @@ def _foldable(view: View, start: int) -> list[Interaction]:
 
 @dataclass(slots=True)
 class _Evidence:
-    """What a session keeps in memory for its folds; no context depends on it."""
+    """The data that a session keeps in memory for its folds; no context depends on it."""
 
     folds: Folds
     memory: EvidenceMemory | None = None
@@ -436,7 +436,7 @@ class _Evidence:
 
 
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
-    """What the session keeps in memory for its folds."""
+    """The data that the session keeps in memory for its folds."""
     state: _Evidence = session.cache(
         "evidence", lambda: _Evidence(Folds(session.database, session.session_id))
     )

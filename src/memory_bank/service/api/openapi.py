@@ -107,7 +107,7 @@ def validation_message(errors: Sequence[Any]) -> str:
 
 
 class ErrorDetail(ResponseModel):
-    """What went wrong, and what to do about it."""
+    """The error, and what to do about it."""
 
     message: str = Field(description="one sentence, no content", examples=["there is no such session."])
     type: Literal["invalid_request_error", "server_error"]

@@ -58,7 +58,7 @@ _BESIDE = ("passed", "answered")  # requests that do not go on with the task
 
 
 class RecordFigures(ResponseModel):
-    """What a list of records and one record have in common."""
+    """The members that a list of records and one record have in common."""
 
     trace_id: str = Field(examples=[TRACE_ID])
     number: Count = Field(description="position in its session, from 1; contexts call it #1")
@@ -385,7 +385,7 @@ def part_of(text: str, query: RecordQuery) -> dict[str, Any]:
     422,
 )
 def get_life(api: Api, name: SessionName, trace_id: RecordId) -> Life:
-    """What every context since it was stored showed of a record, and why no more."""
+    """The part of a record that every context since it was stored showed, and why no more."""
     record = named_record(api, name, trace_id)
     steps = steps_shown(api.database, record.session_id, since=record.number)
     stored = stored_folds(api.database, record.session_id, [s.fold for s in steps])
@@ -421,7 +421,7 @@ def spans_of(
 
 
 def _compared(why: FoldReasons, reason: str, number: int, trace_id: str) -> dict[str, Any]:
-    """What a record was worth to a fold beside what the fold shows."""
+    """The worth of a record to a fold, beside the parts that the fold shows."""
     scores = [p.score for p in why.pieces if p.trace_id == trace_id]
     near = re.search(rf"#{number}\b[^#]*nearly shown: worth ([\d.]+)", reason)
     best: dict[str, Piece] = {}  # the likeliest piece of each other record

@@ -1,4 +1,4 @@
-"""What the API's routes share: the caller's sessions, names in paths, JSON bodies and JSON responses."""
+"""Helpers of the API's routes: the caller's sessions, names in paths, JSON bodies and JSON responses."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ JsonBody = Annotated[Body, Depends(body_of)]
 
 
 def _why_invalid(data: bytes, error: BodyError) -> str:
-    """What is wrong with a body and how to correct it, without quoting it."""
+    """The error in a body and how to correct it, without quoting it."""
     try:
         json.loads(data)
     except RecursionError:

@@ -104,7 +104,7 @@ class Untold(ResponseModel):
 
 
 class CallCosts(ResponseModel):
-    """What model calls cost by the provider's usage and the prices, and with the full histories."""
+    """The cost of model calls by the provider's usage and the prices, and with the full histories."""
 
     sent: float | None = Field(description="null: no model called has a price")
     full: float | None
@@ -125,7 +125,7 @@ class StepTotals(ResponseModel):
 
 
 class SessionFigures(ResponseModel):
-    """What a list of sessions and one session have in common."""
+    """The members that a list of sessions and one session have in common."""
 
     name: str = Field(examples=["refunds-17"])
     title: str | None = Field(description="the name that a person gave it")
@@ -303,7 +303,7 @@ def _by(sums: Iterable[UsageSums]) -> dict[Any, list[UsageSums]]:
 
 
 def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
-    """What the rows of sessions and days share."""
+    """The members that rows of sessions and days share."""
     sent, full = sum(s.tokens for s in sums), sum(s.full_tokens for s in sums)
     tokens = TokenSums(steps=sum(s.steps for s in sums), full=full, sent=sent, compared=_compared(sent, full))
     bill = _costs(api, sums)
@@ -334,7 +334,7 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
 
 
 def _saved(api: ApiContext, sums: Sequence[UsageSums]) -> tuple[float, float]:
-    """What steps saved: in dollars, in tokens."""
+    """The savings of steps: in dollars, in tokens."""
     bill = _costs(api, sums)
     return (bill.full or 0.0) - (bill.sent or 0.0), sum(s.full_tokens - s.tokens for s in sums)
 
@@ -354,7 +354,7 @@ class HandoffQuery(RequestModel):
 
 
 class Handoff(ResponseModel):
-    """What a client is told of a session; its prompt comes after it."""
+    """The description of a session for a client; its prompt comes after it."""
 
     text: str
 
@@ -383,7 +383,7 @@ def rename_session(api: Api, name: SessionName, body: JsonBody) -> None:
 
 @route(router, "GET", "/sessions/{name}/handoff", "Hand a session on", 404, 422)
 def hand_on(api: Api, name: SessionName, query: Annotated[HandoffQuery, Query()]) -> Handoff:
-    """What another client needs to go on, as ``memory-bank handoff`` prints it: the beginning of a user's message."""
+    """The text for a client that goes on, as ``memory-bank handoff`` prints it: the beginning of a user's message."""
     state = MemoryBankState(
         database=api.database, session_id=api.known(name), counter=open_counter(), fixed=True
     )
@@ -502,7 +502,7 @@ def _compared(sent: float, full: float) -> str:
 
 
 def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
-    """What the calls of some steps cost, by model and in all."""
+    """The cost of the calls of some steps, by model and in all."""
     models, unpriced = [], []
     for model in {s.model for s in sums if s.model is not None}:
         priced = [s for s in sums if s.model == model and s.reported]
@@ -570,7 +570,7 @@ class Curve(ResponseModel):
 
 
 class CallShown(ResponseModel):
-    """What the context of a step shows of an earlier call."""
+    """The part of an earlier call that the context of a step shows."""
 
     number: Count
     trace_id: str

@@ -124,7 +124,7 @@ def escaped(text: str) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line says: the members of every line, request id, ``extra``, error; one line of others' messages."""
+    """The members of a log line: those of every line, request id, ``extra``, error; one line of others' messages."""
     text, more = record.getMessage(), {}
     if record.name == OURS or record.name.startswith(f"{OURS}."):
         text = text[:_LONGEST]

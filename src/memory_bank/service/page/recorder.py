@@ -229,7 +229,7 @@ def read_answer(
 
 
 def _error_of(value: Mapping[str, Any]) -> str | None:
-    """What an answer or an event says of an error."""
+    """The error that an answer or an event names."""
     error = value.get("error") or as_object(value.get("response")).get("error")
     if not error:
         return None
@@ -241,7 +241,7 @@ def _error_of(value: Mapping[str, Any]) -> str | None:
 
 
 def _blocks(message: object) -> Iterator[object]:
-    """What a message of a turn says, without its calls and thinking."""
+    """The texts of a message of a turn, without its calls and thinking."""
     content = as_object(message).get("content")
     for block in content if isinstance(content, list) else [content]:
         if isinstance(block, str) or isinstance(as_object(block).get("text"), str):

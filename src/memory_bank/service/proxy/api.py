@@ -1,4 +1,4 @@
-"""What the proxy knows of every model API: requests, turns in answers, and streams joined into one."""
+"""The interface of the model APIs to the proxy: requests, turns in answers, and streams joined into one."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def with_memory_tools(
 
 
 def own_tools(request: JsonObject) -> list[object]:
-    """What holds the tools that a request brings, also functions of a chat and items of the Responses API."""
+    """The holders of the tools that a request brings, also functions of a chat and items of the Responses API."""
     added = [i for i in objects_of(request.get("input")) if i.get("type") == "additional_tools"]
     return [{"tools": request.get("tools")}, {"tools": request.get("functions")}, *added]
 

@@ -73,7 +73,7 @@ async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, *
 
 @dataclass(slots=True, eq=False)
 class Memo:
-    """What was computed of each message of a list, of which the next request's list has the beginning.
+    """Results computed of each message of a list, of which the next request's list has the beginning.
 
     ``chat``: what the list was read as.
     """

@@ -149,7 +149,7 @@ class Exchange:
 
     @property
     def counter(self) -> TokenCounter:
-        """What counts its tokens."""
+        """The counter of its tokens."""
         return open_counter() if self.step is None else self.step.state.counter
 
     @property

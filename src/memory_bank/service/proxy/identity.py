@@ -380,7 +380,7 @@ class _Search:
     def _entry(
         self, chain: DigestChain, new: Sequence[DigestedInteraction], keep_calls: bool = False
     ) -> LineageEntry:
-        """What the request stores in its session, where the interactions ``new`` are new."""
+        """The entry that the request stores in its session, where the interactions ``new`` are new."""
         latest = new[-2:]  # the new head is known by their calls, as far as no session has had them before
         digests = [i.digest for i in latest]
         if self.asks_summary:

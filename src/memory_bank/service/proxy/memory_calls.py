@@ -42,7 +42,7 @@ class _AnsweredInsteadError(Exception):
 
 
 async def read_memory(work: Callable[[], T], timeout: float) -> T:
-    """What work in a thread of the tools returns. Raises what it raises, and TimeoutError after so many seconds."""
+    """The result of work in a thread of the tools. Raises what it raises, and TimeoutError after so many seconds."""
     with anyio.fail_after(timeout):
         return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter("tools"))
 

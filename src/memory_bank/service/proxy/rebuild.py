@@ -85,7 +85,7 @@ class _Job:
 
 
 class _Share:
-    """What one namespace may use, and what its requests have met with: hangs, failures, clients without calls."""
+    """The limits of one namespace, and what happened to its requests: hangs, failures, clients without calls."""
 
     def __init__(self, pause: float, threads: int) -> None:
         self.limiter = CapacityLimiter(threads)
@@ -345,7 +345,7 @@ class Rebuilder:
         return told | {"without_memory": self.without(*known)}
 
     def _share(self, namespace: str | None) -> _Share:
-        """What a namespace may use: without keys all threads, a key half, which leaves threads for the others."""
+        """The limits of a namespace: without keys all threads, a key half, which leaves threads for the others."""
         if namespace not in self._shares:
             self._shares[namespace] = _Share(self.pause, THREADS if namespace is None else THREADS // 2)
         return self._shares[namespace]
@@ -523,7 +523,7 @@ class Rebuilder:
     def _offer(
         self, exchange: Exchange, session_id: str | None, known: Offer | None, messages: Sequence[object]
     ) -> Offer:
-        """What a request gets of memory's tools: what is known of its session, where these can be offered at all."""
+        """The memory tools that a request gets: those of its session, where these can be offered at all."""
         api, value = exchange.api, exchange.body.value
         if not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy")):
             return Offer.NONE
@@ -591,7 +591,7 @@ def _has_begun(exchange: Exchange) -> bool:
 
 
 def _conversation(exchange: Exchange) -> bytes:
-    """What the requests of a conversation share before its session is known: its name, else how it begins."""
+    """The digest of a conversation whose session is not known yet: of its name, else of its beginning."""
     value = exchange.body.value
     named = exchange.client_headers.get("x-memory-session") or client_session(
         exchange.client_headers, value.get("metadata")

@@ -1,4 +1,4 @@
-"""What all requests of the proxy share, and what seals its compaction items."""
+"""The objects that all requests of the proxy share, and the seals of its compaction items."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ async def finish_summary(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswe
 
 
 async def _besides(proxy: Proxy, exchange: Exchange, said: str) -> str:
-    """What the bank knows beside the model's summary, as far as what was saved pays for it; "" for nothing."""
+    """The bank's own part beside the model's summary, as far as what was saved pays for it; "" for nothing."""
     assert exchange.step is not None
     state, most = exchange.step.state, proxy.rebuilder.sessions.config.service.compaction_tokens
     if not isinstance(state, MemoryBankState) or (budget := min(most, tokens_paid_for(state))) < LEAST_ADDED:
@@ -148,7 +148,7 @@ async def _besides(proxy: Proxy, exchange: Exchange, said: str) -> str:
 
 
 async def _read(proxy: Proxy, work: Callable[[], str]) -> str | None:
-    """What it returns; None where it fails, whose text may hold contents, or takes too long."""
+    """Its result; None where it fails, whose text may hold contents, or takes too long."""
     try:
         return await read_memory(work, proxy.rebuilder.timeout)
     except Exception as e:

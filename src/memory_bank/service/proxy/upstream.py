@@ -116,7 +116,7 @@ class UpstreamAnswer:
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """What outgoing connections trust; loading it takes some 30 ms and a megabyte, so it is done once.
+    """The certificates of outgoing connections; loading them takes some 30 ms and a megabyte, so it is done once.
 
     Raises ConfigError where the environment names a file that holds no certificates.
     """
