@@ -26,7 +26,6 @@ def growth(work: Callable[[int], object], large: int) -> float:
     """
     small = large // 32
     work(small)  # caches and imports
-    gc.collect()
     gc.disable()
     try:
         return cpu_seconds(lambda: work(large)) / max(1e-3, cpu_seconds(lambda: work(small), 5))

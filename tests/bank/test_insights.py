@@ -337,10 +337,10 @@ def test_numpy_finds_what_faiss_finds(sizes, k, seed):
 
 def test_an_index_is_built_page_by_page():
     database = Database()
-    NumbersStore(NumbersEmbedder(), database).add_many([Insight(f"{n}", f"1 {n}") for n in range(20_001)])
+    NumbersStore(NumbersEmbedder(), database).add_many([Insight(f"{n}", f"1 {n}") for n in range(10_001)])
     store = NumbersStore(NumbersEmbedder(), database)
-    assert store.search("0 1", top_k=2) == ["20000", "19999"]
-    assert len(store.rank("0 1")) == 20_001
+    assert store.search("0 1", top_k=2) == ["10000", "9999"]
+    assert len(store.rank("0 1")) == 10_001
 
 
 def test_a_query_is_embedded_once():

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 from tests.bank.test_database import drop_triggers
 from tests.contracts.stores import a_record
+from tests.examples import examples
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.lineage import ForkPoint, Lineage, LineageEntry
@@ -140,7 +141,7 @@ def do(database, clock, number, what, name, value):
         list(import_lines(database, enumerate(lines, 1)))
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=60)
+@examples(100, phases=[Phase.explicit, Phase.generate])
 @example([("step", "a", 7), ("records", "a", [1]), ("forget", "a", 1)])
 @given(st.lists(operation, max_size=14))
 def test_sums_are_as_counted_after_any_writes(operations):

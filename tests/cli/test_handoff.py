@@ -151,27 +151,31 @@ def test_clients_and_prompts_that_are_not_known(cli, bank):
             begun(words, lambda _: TEXT)
 
 
-def test_run_begins_a_client_with_the_session(tmp_path, bank, port):
+def test_run_begins_a_client_with_the_session(cli, tmp_path, bank, port, monkeypatch):
     pytest.importorskip("fastapi", reason="needs the extra service")
-    client = tmp_path / "codex"
-    client.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[-2:]))\n")
+    client, got = tmp_path / "codex", tmp_path / "got"
+    client.write_text(
+        f"#!{sys.executable}\nimport json, sys\nopen({str(got)!r}, 'w').write(json.dumps(sys.argv[-2:]))\n"
+    )
     client.chmod(0o700)
     with ScriptedServer(lambda _: say("done")) as upstream:
-        own = environment(OPENAI_BASE_URL=upstream.base_url, MEMORY_BANK_SERVICE__PORT=str(port))
-        command = [*COMMAND, "run", "--db", str(bank), "--from", "one", "--", str(client), "exec", "fix it"]
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
-        verb, prompt = json.loads(done.stdout)
-        assert (done.returncode, verb) == (0, "exec")
+        monkeypatch.setenv("OPENAI_BASE_URL", upstream.base_url)
+        monkeypatch.setenv("MEMORY_BANK_SERVICE__PORT", str(port))
+        command = ["run", "--db", bank, "--from", "one", "--", client, "exec", "fix it"]
+        assert cli(*command).code == 0
+        verb, prompt = json.loads(got.read_text())
+        assert verb == "exec"
         assert prompt.startswith("<earlier-session>\n")
         assert "Rules of the project may also stand in CLAUDE.md" in prompt
         assert prompt.endswith("\nfix it")
         command[command.index("--from") : command.index("--from")] = ["--budget", "500"]
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
-        short = json.loads(done.stdout)[1]
+        assert cli(*command).code == 0
+        short = json.loads(got.read_text())[1]
         assert len(short) < len(prompt)
         assert short.endswith("\nfix it")
+        got.unlink()
         command[command.index("one")] = "never"
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "has no session 'never'" in done.stderr
-    assert "model requests go through" not in done.stderr  # nothing was started
+        done = cli(*command)
+    assert done.code == 1
+    assert "has no session 'never'" in done.sentence()  # nothing was started
+    assert not got.exists()

@@ -29,12 +29,12 @@ from tests.transcript.test_textcalls import START
 from memory_bank import MemoryProcessor
 from memory_bank.testing import Reply
 
-FOLDS = {"history_budget": 2_500, "refresh_after": 2_500}
+FOLDS = {"history_budget": 1_700, "refresh_after": 1_700}
 STRATEGIES = {
     layout: {**forms.BANK, **FOLDS, "layout": layout, "token_encoding": "approximate"}
     for layout in ("native", "block")
 }
-STRATEGIES["part"] = {**STRATEGIES["native"], "history_budget": 12_000, "refresh_after": 12_000}
+STRATEGIES["part"] = {**STRATEGIES["native"], "history_budget": 8_000, "refresh_after": 8_000}
 """For outputs that are shown in part, or without what they repeat, at their first sight: folds between many of them."""
 ENABLED, ADAPTIVE = {"type": "enabled", "budget_tokens": 1_024}, {"type": "adaptive"}
 THINKING = {
@@ -47,7 +47,7 @@ THINKING = {
 Steps = list[list[Any]]
 
 
-def turns(seed: int, *, parallel: bool = True, count: int = 34) -> list[forms.Turn]:
+def turns(seed: int, *, parallel: bool = True, count: int = 24) -> list[forms.Turn]:
     """A conversation with parallel calls, pictures, long and short results, and new prompts in between."""
     rng = random.Random(seed)
     made: list[forms.Turn] = []
@@ -335,7 +335,7 @@ def test_results_that_come_late(api: str, tmp_path: Path) -> None:
     """A model is asked while results of parallel calls are missing; some come after the next turn."""
     write = forms.items if api == "responses" else forms.chat
     steps: Steps = []
-    for end in range(31):
+    for end in range(25):
         whole = write(turns(5)[:end])
         missing = 1 if end and len(turns(5)[end - 1].calls) > 1 and not turns(5)[end - 1].after else 0
         steps += [whole[:-missing]] if missing else []

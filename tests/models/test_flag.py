@@ -254,7 +254,6 @@ def test_loads_once_for_many_threads_and_says_so(
     np.testing.assert_array_equal(found[0].encode(TEXTS), minilm.encode(TEXTS))
 
 
-@pytest.mark.short
 def test_meaning_is_found_where_no_word_is_shared(minilm_folder: Path, tmp_path: Path) -> None:
     model = str(minilm_folder)
     settings = MemoryBankSettings(

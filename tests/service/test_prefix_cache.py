@@ -406,12 +406,12 @@ def stored_of(folder):
 @pytest.mark.parametrize("api", ["chat", "messages"])
 def test_what_the_provider_counts_is_known_to_every_service_on_the_bank(tmp_path, api):
     """Two take the requests by turns, and one of them begins anew each time: the contexts are those of one alone."""
-    model, path, of, size = {
-        "chat": ("gpt-5", CHAT, rounds, 8_000),
-        "messages": ("claude-sonnet-4-5", "/v1/messages", blocks, 900),
+    model, path, of, size, new = {
+        "chat": ("gpt-5", CHAT, rounds, 8_000, 1),
+        "messages": ("claude-sonnet-4-5", "/v1/messages", blocks, 900, 2),
     }[api]
     more, begin = ({"max_tokens": 9}, said) if api == "messages" else ({}, user)
-    lists = [[begin("Look. " * 4 * Otherwise.HEAD), *of(n, size=size)] for n in range(2, 46)]
+    lists = [[begin("Look. " * 4 * Otherwise.HEAD), *of(n, size=size)] for n in range(2, 46, new)]
     one, two, alone, turns = Otherwise(), Otherwise(), tmp_path / "alone", tmp_path / "by turns"
     with served(one, alone) as (_, p):
         folds = {step(p, task, model=model, path=path, **more).step.fold for task in lists}

@@ -322,7 +322,7 @@ def test_a_preview_after_others_is_as_the_first_one(database):
 
 def test_the_second_preview_only_reads_what_is_new(database):
     sessions = Sessions(database, configured())
-    messages = [system(), user("Which orders are late?"), *(m for n in range(64) for m in noted(n))]
+    messages = [system(), user("Which orders are late?"), *(m for n in range(40) for m in noted(n))]
     sessions.preview(None, "a", messages[:-2])
     known = cpu_seconds(lambda: sessions.preview(None, "a", messages))
     assert cpu_seconds(lambda: fresh_preview(database, messages, "b")) > 4 * known

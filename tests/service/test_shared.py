@@ -68,7 +68,9 @@ def two(bank_url: str) -> Iterator[list[Process]]:
         yield [one, other]
 
 
-@pytest.mark.short
+@pytest.mark.parametrize(
+    "bank_url", ["SQLite", pytest.param("PostgreSQL", marks=pytest.mark.short)], indirect=True
+)
 def test_two_hosts_and_two_agents_whose_requests_alternate(two: list[Process], bank_url: str) -> None:
     """Each step is answered by the host that has not seen the one before; the contexts are those of one host."""
     agents = {"ada": 0, "bob": 1}

@@ -21,7 +21,7 @@ from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript.events import message_events, message_of
 
 OUTPUTS = [f"order {n}: " + f"PAY-{n:05} " * 300 for n in range(12)]
-LONG = "\n".join(f"line {n}: PAY-9{n:04} is {n * 7919}" for n in range(3_000))
+LONG = "\n".join(f"line {n}: PAY-9{n:04} is {n * 7919}" for n in range(1_800))
 CODEX = user("You are performing a CONTEXT CHECKPOINT COMPACTION. Write it down.")
 CLAUDE = blocks.user("Your task is to create a detailed summary of the conversation so far.")
 TRIGGER = {"type": "compaction_trigger"}

@@ -103,13 +103,13 @@ def test_what_the_first_request_decided_stays_in_every_process_and_after_a_resta
             ]
             if part == 0 and tells:
                 step(opened[1][1], way, "earlier", 2)
-            for n in range(9):
+            for n in range(6):
                 server, p = opened[n % 3]
-                step(p, way, "s", part * 9 + n)
+                step(p, way, "s", part * 6 + n)
                 arrived.append(server.requests[-1].body["tools"])
                 if way == "messages":
                     headers = b"x-memory-session: s", b"x-memory-project: shop"
-                    post(p.port, "/v1/messages/count_tokens", body_of(way, part * 9 + n), *headers)
+                    post(p.port, "/v1/messages/count_tokens", body_of(way, part * 6 + n), *headers)
                     arrived.append(server.requests[-1].body["tools"])
                 if n == 0:
                     step(opened[2][1], way, f"another {part}", 2)
@@ -118,7 +118,7 @@ def test_what_the_first_request_decided_stays_in_every_process_and_after_a_resta
             server, p = opened[0]
             with locked(tmp_path / "bank.db"):
                 p.service.proxy.rebuilder.timeout = 0.2
-                assert b"timeout" in step(p, way, "s", part * 9 + 9).header(b"x-memory-reason")
+                assert b"timeout" in step(p, way, "s", part * 6 + 6).header(b"x-memory-reason")
             arrived.append(server.requests[-1].body["tools"])
     assert len({json.dumps(tools) for tools in arrived}) == 1
     assert (TELLS in json.dumps(arrived[0])) is tells
