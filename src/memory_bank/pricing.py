@@ -307,6 +307,7 @@ class PrefixCache:
         self._lock = threading.Lock()
         self.model, self.key, self.cached_for = "", "", 0
         self._ratios, self.is_listed = _USUAL, False
+        self.price: Price | None = None  # of the model
         self.asked: dict[str, float] = {}
         self._latest: Charge | None = None
         self._answered: tuple[int, int] | None = None  # counts of the newest request once it has its answer
@@ -340,7 +341,7 @@ class PrefixCache:
             write = price.prompt if price.cache_write is None else price.cache_write
             ratios = Ratios(price.cached / price.prompt, write / price.prompt)
         with self._lock:
-            self._ratios, self.is_listed = ratios, is_listed
+            self._ratios, self.is_listed, self.price = ratios, is_listed, price
             if model != self.model:
                 self.model, self._misses, self._answered = model, 0, None
                 self.key = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:16]

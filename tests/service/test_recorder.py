@@ -103,9 +103,9 @@ def test_under_overload_answers_are_dropped_and_figures_and_errors_never(databas
     with database.write_lock:
         for n, step in enumerate(made):
             error, said = ("status 429", b'{"error": {"message": "Too fast"}}') if n == 3 else (None, b"{}")
-            recorder.take_outcome(step, (said, ChatDialect()), error=error)
+            recorder.take(step, (said, ChatDialect()), error=error)
             for _ in range(ANSWERS // 2):
-                recorder.take_outcome(made[-1], (b"{}", ChatDialect()), error=None)
+                recorder.take(made[-1], (b"{}", ChatDialect()), error=None)
         for _ in range(5 * ANSWERS):
             recorder.take(made[0])
     assert recorder.drain(60)
@@ -220,7 +220,7 @@ def test_nothing_is_kept_of_answers_where_nothing_is_to_be(database):
     sessions = Sessions(database, load_config(), rebuilt=recorder.take)
     step = sessions.rebuild(None, "a", orders(3))
     said = b'{"choices": [{"message": {"role": "assistant", "content": "Yes."}}]}'
-    recorder.take_outcome(step, (said, ChatDialect()))
+    recorder.take(step, (said, ChatDialect()), seconds=1.0)
     recorder.close(30)
     assert get_step(database, "a", 1)[1] is None
     sessions.close()
@@ -231,7 +231,7 @@ def test_an_answer_that_cannot_be_read_costs_no_figures_and_says_nothing_of_cont
 ):
     made = sessions.rebuild(None, "a", orders(3))
     assert recorder.drain(30)
-    recorder.take_outcome(made, (b'{"error": "a secret"}', 7), seconds=8.0)
+    recorder.take(made, (b'{"error": "a secret"}', 7), seconds=8.0)
     assert recorder.drain(30)
     assert [s.seconds for s in list_steps(database, "a")] == [8.0]
     said = "\n".join(r.getMessage() for r in told)

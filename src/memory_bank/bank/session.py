@@ -457,9 +457,11 @@ class MemoryBankState(Session):
         if not self._fixed and self._is_beginning(check_messages(messages)):
             self._move(self._unused_id())
         view = self.transcript.update(messages)
+        if self._fixed:
+            return view
         is_unused = self._parked is not None and not self.steps and view.interactions
         other = session_of(self.database, self._name, view) if is_unused else None
-        if self._fixed or (other is None and self._continues(view)):
+        if other is None and self._continues(view):
             self._last = self.transcript.messages if view.interactions else self._last
             return view
         self._move(other or session_of(self.database, self._name, view) or self._unused_id())

@@ -28,7 +28,7 @@ from memory_bank.errors import (
     NotFoundError,
 )
 from memory_bank.models.usage import NO_USAGE
-from memory_bank.pricing import Usage, full_usage, known_price
+from memory_bank.pricing import Usage, full_usage
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
@@ -191,12 +191,11 @@ class Service:
         status = "refused" if refused else "failed" if step.broke else exchange.memory
         ended |= {"status": CONTROL if step.control else status}
         ended |= {"reason": exchange.reason if status in WITHOUT else step.reason, **paid, "full": full}
-        self.recorder.take_outcome(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
+        self.recorder.take(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
         self.metrics.tokens.labels("full").inc(full_tokens)
         self.metrics.tokens.labels("sent").inc(tokens)
         if sent is not None and full is not None:
-            price, _ = known_price(self.config.prices, exchange.model or "") or (None, "")
-            self.metrics.used(sent, full, price, exchange.usage.billed)
+            self.metrics.used(sent, full, step.state.prefix_cache.price, exchange.usage.billed)
         elif paid.get("untold") and not failed:
             self.metrics.untold.labels(paid["untold"]).inc()
 
@@ -209,7 +208,7 @@ class Service:
         with suppress(ConfigError):  # no name of a session
             session_id = stored_id(exchange.namespace, exchange.session or "")
             figures = StepFigures(session_id, began, tokens, tokens, 0, 0, "failed", "", 0.0, **ended)
-            self.recorder.take_without(figures, answer)
+            self.recorder.take(figures, answer)
 
     def _stepped(self, step: Rebuilt) -> None:
         """Report a context that the proxy or the API has built."""

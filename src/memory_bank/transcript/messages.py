@@ -167,8 +167,8 @@ def is_memory_tool(name: str, output: str | None = None) -> bool:
 def record_tool(tools: object) -> str:
     """The name of ``get_record`` among a request's tools, of any API and in namespaces; "" where it is not."""
     for tool in tools if isinstance(tools, (list, tuple)) else ():
-        name = read(_first_given(tool, "function", "custom") or tool, "name")
-        if isinstance(name, str) and is_memory_tool(name) and name.casefold().endswith(GET_RECORD):
+        name = read(read(tool, "function") or read(tool, "custom") or tool, "name")
+        if isinstance(name, str) and name.casefold().endswith(GET_RECORD) and is_memory_tool(name):
             return name
         if inner := record_tool(read(tool, "tools")):
             return inner

@@ -72,21 +72,17 @@ class Recorder:
         self._until = float("inf")  # the deadline of a closed recorder
         self._thread = threading.Thread(target=self._run, name="memory-bank-steps", daemon=True)
 
-    def take(self, step: Rebuilt) -> None:
-        """Record a step later. Never blocks."""
-        generation = getattr(step.state, "generation", None)
-        self._take(_Waiting(StepToStore(_figures(step), step.fates, generation=generation)))
-
-    def take_outcome(self, step: Rebuilt, answer: Answer, **came_to: Any) -> None:
-        """Record what a recorded step's request came to, as fields of StepFigures. Never blocks."""
-        new = StepToStore(replace(_figures(step), **came_to), outcome=True)
-        self._take(_Waiting(new, answer, step.state))
-
-    def take_without(self, figures: StepFigures, answer: Answer) -> None:
-        """Record a request that went without memory as a step of its session, if there is one. Never blocks."""
-        self._take(_Waiting(StepToStore(figures), answer))
-
-    def _take(self, waiting: _Waiting) -> None:
+    def take(self, step: StepFigures, answer: Answer | None = None, **outcome: Any) -> None:
+        """Record a step later, or the ``outcome`` of its request, as fields of StepFigures. Never blocks."""
+        figures = {
+            f.name: getattr(step, f.name) for f in fields(StepFigures)
+        }  # what waits must hold no contexts
+        new, state = StepToStore(StepFigures(**figures | outcome), outcome=bool(outcome)), None
+        if outcome:
+            state = getattr(step, "state", None)
+        elif isinstance(step, Rebuilt):
+            new = replace(new, fates=step.fates, generation=getattr(step.state, "generation", None))
+        waiting = _Waiting(new, answer, state)
         with self._change:
             if self._closing.is_set():
                 self.lost += 1
@@ -246,11 +242,6 @@ def _blocks(message: object) -> Iterator[object]:
     for block in content if isinstance(content, list) else [content]:
         if isinstance(block, str) or isinstance(as_object(block).get("text"), str):
             yield [block]
-
-
-def _figures(step: Rebuilt) -> StepFigures:
-    """The figures alone: what waits must not hold contexts."""
-    return StepFigures(**{f.name: getattr(step, f.name) for f in fields(StepFigures)})
 
 
 def _cut(text: str, left: list[int]) -> list[dict[str, Any]]:

@@ -75,10 +75,11 @@ async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, *
 class Memo:
     """Results computed of each message of a list, of which the next request's list has the beginning.
 
-    ``chat``: what the list was read as.
+    ``chat``: what the list was read as. ``beside``: what else the latest request had, such as tools, and its text.
     """
 
     chat: Conversation[Any] | None = None
+    beside: tuple[Sequence[object], str] = ((), "")
     _latest: tuple[Sequence[object], list[Interaction]] = ((), [])
     _lists: dict[str, tuple[Sequence[object], list[Any]]] = field(default_factory=dict)
     _digests: dict[str, tuple[bytes, Sequence[bytes], list[str], deque[Any]]] = field(default_factory=dict)

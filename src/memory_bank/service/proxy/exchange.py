@@ -166,7 +166,7 @@ class Exchange:
             arrays[key] = [*arrays.get(key, self.body.value.get(key) or ()), *self.hidden]
         return render_body(self.body, arrays)
 
-    def passes(self, reason: str | None) -> None:
+    def passes(self, reason: str) -> None:
         """Pass a request that memory has nothing to do for, and say why."""
         self.memory, self.reason = "passed", reason
 

@@ -162,7 +162,7 @@ async def _read_body(
     exchange.headers = [(n, v) for n, v in exchange.headers if n not in dropped]
     exchange.headers.append((b"accept-encoding", b"identity"))
     exchange.body = Body(data)
-    exchange.passes(None)
+    exchange.memory = "passed"
     knows = exchange.api.route == "chat" or exchange.provider in proxy.rebuilder.passes
     if not knows:
         exchange.headers = without_beta(exchange.headers)

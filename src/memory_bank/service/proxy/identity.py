@@ -555,7 +555,8 @@ def digest_chain(seed: bytes, history: RequestHistory) -> DigestChain | None:
     by_end: dict[int, str | None] = {}
     for interaction in latest:
         calls = (pair.call for pair in interaction.pairs if pair.call is not None)
-        found = next((str(c.call_id) for c in calls if looks_random(c.call_id, c.name)), None)
+        ids = (c.call_id for c in calls if looks_random(c.call_id and c.call_id[:256], c.name[:256]))
+        found = next(ids, None)
         by_end[interaction.stop] = found and content_key(seed, b"call", found).hex()
     data = memo.of_each("canonical", messages, canonical_bytes)
     if None in by_end.values():  # named by all that came before but the system messages
@@ -627,18 +628,16 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+@lru_cache(maxsize=65_536)
 def looks_random(call_id: str | None, name: str = "") -> bool:
     """Whether an id is probably unique: true for ``call_DdmO9pD3xa9XTPNJ32zg2hcA``, not for ``call_0001``.
 
     Without the tool's name, it needs eight characters in stretches of mixed kinds (digits, upper case, lower
     case) that change often, six of them different and not consecutive. Fewer than one in twenty random ids
-    of 24 characters fail; a counter, a word or a time never passes.
+    of 24 characters fail; a counter, a word or a time never passes. What was asked is kept: cut long ids.
     """
-    return bool(call_id) and _is_random(str(call_id)[:256], name[:256])
-
-
-@lru_cache(maxsize=65_536)
-def _is_random(call_id: str, name: str) -> bool:
+    if not call_id:
+        return False
     if name:
         call_id = call_id.replace(name, " ")
     parts = re.split(r"[^A-Za-z0-9]+", call_id)

@@ -35,6 +35,7 @@ from memory_bank.tools import EARLIER_SCHEMAS, TOOL_SCHEMAS
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, content_text, kind_of, message_text, same_objects
+from memory_bank.transcript.transcript import is_same
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -368,6 +369,11 @@ class Rebuilder:
         project = project_named(namespace, exchange.client_headers)
         cached_for = 86_400 if value.get("prompt_cache_retention") == "24h" else 0  # seconds
         is_whole = not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy"))
+        members = [v for member in ("tools", "functions") if (v := value.get(member))]
+        known, beside = history.memo.beside
+        if not is_same(known, members):
+            beside = "".join(map(compact, members))
+            history.memo.beside = members, beside
         data = exchange.body.data
         cached_for = cached_for or 3_600 * bool(b'"1h"' in data and CACHED_FOR_AN_HOUR.search(data))
         for _ in range(12):  # another conversation may continue the session meanwhile
@@ -415,7 +421,7 @@ class Rebuilder:
                     **how,
                     size=len(data),
                     history=history,
-                    beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
+                    beside=beside,
                     sends=sends,
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
