@@ -556,7 +556,7 @@ def _environment(strategies: Iterable[str]) -> dict[str, Any]:
 
 
 def has(values: Any, loc: Sequence[str]) -> bool:
-    """Whether a configuration sets the value at a place."""
+    """Return whether a configuration sets the value at a place."""
     return not loc or (isinstance(values, Mapping) and loc[0] in values and has(values[loc[0]], loc[1:]))
 
 

@@ -224,7 +224,7 @@ def _as_chat(entries: list[Any]) -> list[Any]:
 
 
 def _repeats(before: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
-    """Whether a message is the one before as it has grown meanwhile."""
+    """Return whether a message is the one before as it has grown meanwhile."""
     if not message.get("id") or any(before.get(key) != message.get(key) for key in ("id", "role")):
         return False
     return _text_of(message.get("content")).startswith(_text_of(before.get("content")))

@@ -55,7 +55,7 @@ class NormalText(str):
         return positions
 
     def holds(self, values: Iterable[NormalText]) -> bool:
-        """Whether any of some values stands in the text."""
+        """Return whether any of some values stands in the text."""
         return any(self.places(value) for value in values)
 
 
@@ -64,7 +64,7 @@ def _continues(c: str) -> bool:
 
 
 def _inside_number(text: str, start: int, stop: int) -> bool:
-    """Whether a point or comma joins the digits at ``start:stop`` to more digits on either side."""
+    """Return whether a point or comma joins the digits at ``start:stop`` to more digits on either side."""
     after, before = text[stop : stop + 2], text[max(0, start - 2) : start][::-1]
     return any(len(side) == 2 and side[0] in ".," and side[1].isdigit() for side in (after, before))
 
@@ -113,7 +113,7 @@ _ROUND = frozenset(["", *"123456789", "15", "25"])  # a round number without its
 
 
 def is_trivial(value: str) -> bool:
-    """Whether a value is so common that finding it proves nothing.
+    """Return whether a value is so common that finding it proves nothing.
 
     Trivial are: fewer than three characters, short or round integers, years, decimals of fewer than three
     significant digits, plain lower-case ASCII words, and the words of programs (``null``, ``success``).

@@ -119,7 +119,7 @@ def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
 
 
 def _goes_on(before: Trace, run: Trace) -> bool:
-    """Whether a run is the one before with more messages."""
+    """Return whether a run is the one before with more messages."""
     length = len(before.messages)
     is_same = before.id == run.id or (":" in before.id and ":" in run.id)
     return is_same and 0 < length < len(run.messages) and run.messages[:length] == before.messages
@@ -244,7 +244,7 @@ class TraceFiles:
 
 
 def is_turn(message: object) -> bool:
-    """Whether a message is an assistant turn, the result of one model call of a recorded run."""
+    """Return whether a message is an assistant turn, the result of one model call of a recorded run."""
     return bool(read(message, "role") == "assistant")
 
 

@@ -45,7 +45,7 @@ def check_embedder(database: Database, name: str, dimension: int | None) -> None
 
 
 def is_known(c: Connection, database: Database, name: str, dimension: int | None) -> bool:
-    """Whether the bank has this embedder; False if it has none yet. Raises EmbedderMismatchError for another one."""
+    """Return whether the bank has this embedder; it may have none yet. Raises EmbedderMismatchError for another."""
     known = dict(database.fetch(c, _BANK))
     old_name, old_dimension = known.get("embedder"), known.get("dimension")
     if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):

@@ -33,7 +33,7 @@ _BEGUN = sa.select(
 
 
 def is_control(database: Database, session_id: str, share: float = 0.0, *, stores: bool = False) -> bool:
-    """Whether a session goes without memory: as stored, else drawn by chance for a ``share``.
+    """Return whether a session goes without memory: as stored, else drawn by chance for a ``share``.
 
     Every process draws the same, by the bank's secret, which no client knows. ``stores``: what is drawn stays, also
     with another share; a fork has it from its session. What began before there was a share is never drawn.

@@ -42,7 +42,7 @@ class ApiKey:
     digest: str = field(default="", repr=False)
 
     def fits(self, key: str) -> bool:
-        """Whether ``key`` is this one, compared in constant time."""
+        """Return whether ``key`` is this one, compared in constant time."""
         return hmac.compare_digest(digest_of(key), self.digest)
 
 

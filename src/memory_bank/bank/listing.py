@@ -146,7 +146,7 @@ _KEPT_EACH = _by_session(sums, **_kept)
 
 
 def has_session(database: Database, session_id: str) -> bool:
-    """Whether a bank has this session."""
+    """Return whether a bank has this session."""
     mine = sa.select(_s.session_id).where(of_session(sessions))
     return is_session_id(session_id) and database.value(mine, session=session_id) is not None
 
@@ -312,7 +312,7 @@ def without_insight(database: Database, session_id: str) -> dict[str, float]:
 
 
 def is_own_answer(tool_name: str, verbatim: bool, head: bytes | None) -> bool:
-    """Whether a record is an answer of our own tools, by the beginning of its output."""
+    """Return whether a record is an answer of our own tools, by the beginning of its output."""
     return is_memory_tool(tool_name, bytes(head or b"").decode("utf-8", "replace") if verbatim else None)
 
 

@@ -312,7 +312,7 @@ class _Line:
 
 
 def _ask(engine: Engine, url: sa.URL, options: Mapping[str, Any]) -> bool:
-    """Whether the server lets in, or refuses by an answer of its own, a connection within two seconds."""
+    """Return whether the server lets in, or refuses by an answer of its own, a connection within two seconds."""
     given, named = engine.dialect.create_connect_args(url)
     try:
         engine.dialect.connect(*given, **{**named, **options, "connect_timeout": 2}).close()

@@ -125,22 +125,22 @@ def latest_insights(batch: Iterable[Insight]) -> list[Insight]:
 
 
 def is_trace_id(value: object) -> bool:
-    """Whether a value is a valid trace_id: text of 1 to 64 characters without NUL and lone surrogates."""
+    """Return whether a value is a valid trace_id: text of 1 to 64 characters without NUL and lone surrogates."""
     return is_name(value, _MAX_ID)
 
 
 def is_time(value: object) -> bool:
-    """Whether a value is a number of Unix seconds that can be written as a date."""
+    """Return whether a value is a number of Unix seconds that can be written as a date."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MAX_TIME
 
 
 def is_session_id(value: object) -> bool:
-    """Whether a value is a valid session_id: as a trace_id, of 1 to 255 characters."""
+    """Return whether a value is a valid session_id: as a trace_id, of 1 to 255 characters."""
     return is_name(value, 255)
 
 
 def is_name(value: object, at_most: int) -> bool:
-    """Whether a value is a text of 1 to ``at_most`` characters without NUL and lone surrogates."""
+    """Return whether a value is a text of 1 to ``at_most`` characters without NUL and lone surrogates."""
     if not isinstance(value, str) or not 0 < len(value) <= at_most:
         return False
     return "\0" not in value and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
@@ -233,7 +233,7 @@ def _load(text: str) -> Any:
 
 
 def is_derived(trace_id: str) -> bool:
-    """Whether an id has the form of ids derived from content (UUID version 5)."""
+    """Return whether an id has the form of ids derived from content (UUID version 5)."""
     try:
         return len(trace_id) == 36 and trace_id[14] == "5" and uuid.UUID(trace_id).version == 5
     except ValueError:

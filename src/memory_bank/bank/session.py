@@ -476,7 +476,7 @@ class MemoryBankState(Session):
         return f"{self._name}~{secrets.token_hex(4)}"
 
     def _is_beginning(self, messages: Sequence[object]) -> bool:
-        """Whether a list of nothing but a person's words begins a task of its own, in a session that has another.
+        """Return whether a list of nothing but a person's words begins a task, in a session that has another.
 
         Under a name it does not, where it is the session's task, or where the session has had a list in this process.
         """
@@ -494,7 +494,7 @@ class MemoryBankState(Session):
         return any(kind_of(m) is MessageKind.USER for m in messages)
 
     def _continues(self, view: View) -> bool:
-        """Whether a list of messages goes on with the session.
+        """Return whether a list of messages goes on with the session.
 
         It does with two recorded calls and their results, which may be shortened, or with one and known words of a
         person; with a client's summary in it; and, where older calls were dropped, with words of a person that stand
@@ -521,7 +521,7 @@ class MemoryBankState(Session):
         return view.task == self._task and self._last is None and (is_named or says_more)
 
     def _is_recorded(self, interaction: Interaction) -> bool:
-        """Whether an interaction has a call that the session has recorded, with its result or a shorter one."""
+        """Return whether an interaction has a call that the session recorded, with its result or a shorter one."""
         pairs = zip(interaction.pairs, interaction.trace_ids, strict=False)
         is_masked = any(trace_id is None and pair.result is not None for pair, trace_id in pairs)
         return is_masked or not interaction.record_ids.isdisjoint(self.steps)
@@ -797,7 +797,7 @@ class MemoryBankState(Session):
         )
 
     def _is_mask(self, pair: Pair, trace_id: str) -> bool:
-        """Whether a client put a shorter result in the place of a recorded output of the same call."""
+        """Return whether a client put a shorter result in the place of a recorded output of the same call."""
         call, result = pair.call, pair.result
         if trace_id in self.steps or call is None or not call.call_id or result is None or not self.steps:
             return False

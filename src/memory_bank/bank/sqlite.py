@@ -279,12 +279,12 @@ class Sqlite(Database):
                     return
 
     def _is_full(self) -> bool:
-        """Whether the disk has no room for a journal and its index, and no process has made them before."""
+        """Return whether the disk has no room for a journal and its index, and no process has made them before."""
         room = self.room()
         return room is not None and room < _JOURNAL and not os.path.exists(f"{self._file}-shm")
 
     def _is_tight(self) -> bool:
-        """Whether the disk may not have the room that overwriting deleted content needs."""
+        """Return whether the disk may not have the room that overwriting deleted content needs."""
         room = self.room()
         return room is not None and room < _TIGHT
 
@@ -352,7 +352,7 @@ def _owner_of(file: Path) -> tuple[int, int]:
 
 
 def has_foreign_journal(file: Path) -> bool:
-    """Whether beside an existing file there is a journal with content that belongs to another one."""
+    """Return whether beside an existing file there is a journal with content that belongs to another one."""
     (owner, number), file = _owner_of(file), file.absolute()
     if not owner or not file.exists() or not Path(f"{file}-wal").stat().st_size:
         return False

@@ -403,7 +403,7 @@ class InsightStore:
                 search.forget()
 
     def is_empty(self) -> bool:
-        """Whether there is no insight."""
+        """Return whether there is no insight."""
         return self.database.value(_FIRST, session=self.session_id) is None
 
     def size(self) -> int:

@@ -62,14 +62,14 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
 
 
 def speaks(arguments: object) -> bool:
-    """Whether a record of these arguments is what somebody said in a conversation."""
+    """Return whether a record of these arguments is what somebody said in a conversation."""
     if not isinstance(arguments, dict):
         return False
     return "speaker" in arguments or arguments.get("role") in ("user", "assistant")
 
 
 def is_said(arguments: object, output: str) -> bool:
-    """Whether an output is a message, or mostly sentences, as one is: it states no value of a key."""
+    """Return whether an output is a message, or mostly sentences, as one is: it states no value of a key."""
     sentences = sum(len(m[0]) for m in _SENTENCES.finditer(output)) if len(output) <= 2_000 else 0
     return speaks(arguments) or 2 * sentences > len(output)
 

@@ -217,7 +217,7 @@ def _named_upstreams(settings: ServiceSettings) -> dict[Provider, tuple[str, str
 
 
 def _is_service(url: str, port: int) -> bool:
-    """Whether an address is that of a service, also of one that has ended since."""
+    """Return whether an address is that of a service, also of one that has ended since."""
     return urlsplit(url).port == port or health_of(url) is not None
 
 

@@ -63,7 +63,7 @@ class Client(NamedTuple):
 
 
 def is_elsewhere(upstream: str) -> bool:
-    """Whether an upstream of the Messages API is not Anthropic's own; "" is."""
+    """Return whether an upstream of the Messages API is not Anthropic's own; "" is."""
     host = urlsplit(upstream).hostname or ""
     return bool(upstream) and host != "anthropic.com" and not host.endswith(".anthropic.com")
 

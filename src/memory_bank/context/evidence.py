@@ -94,7 +94,7 @@ class ShownCall:
         return f"{self.quote.removesuffix(GAP)}\n{end}".lstrip("\n") if self.quote else end
 
     def _adds_outcome(self) -> bool:
-        """Whether the outcome says something that the quotes do not: the list of calls leaves this call out."""
+        """Return whether the outcome says more than the quotes do: the list of calls leaves this call out."""
         if not self.quote:
             return bool(self.outcome)
         if is_excerpt(self.outcome):

@@ -101,7 +101,7 @@ class _Passed:
     breaks: int = 0
 
     def keeps_prefix(self, plan: Plan, shared: int, came: Sequence[Any]) -> bool:
-        """Whether contexts begin as those before; False for good after the second in a row of one fold that does not.
+        """Return whether contexts begin as those before; False for good after two in a row of one fold that do not.
 
         Each would be written to the provider's cache anew. What the client changed itself, such as the place of a
         cache mark, does not count. ``shared``: with how many messages the list begins that was sent last.
@@ -116,7 +116,7 @@ class _Passed:
 
 
 def _goes_on(sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any], passed: _Passed, shared: int) -> bool:
-    """Whether both lists go on with the same messages as those before, which broke no rule, and so break none."""
+    """Return whether both lists go on as those before, which broke no rule, so that these break none."""
     first = shared - 1  # the last message that is known stands before the new ones in both
     at = len(came) - len(sent) + first
     is_same_end = shared > 0 <= at and same_objects(sent[first:], came[at:])
@@ -206,7 +206,7 @@ def _system_texts(message: Any, wire: Wire[Any]) -> list[Any]:
 
 
 def _moves_system(sent: Sequence[Any], came: Sequence[Any], new: Sequence[Any], wire: Wire[Any]) -> bool:
-    """Whether the system message that came first is not the first that leaves, or not the first message any more.
+    """Return whether the system message that came first is not the first that leaves, or no longer at the start.
 
     Others may be joined to it, where what stood between them is folded.
     """
@@ -219,7 +219,7 @@ def _moves_system(sent: Sequence[Any], came: Sequence[Any], new: Sequence[Any], 
 
 
 def _thinks(messages: Sequence[Any], wire: Wire[Any]) -> bool:
-    """Whether the turn that is being answered has a thinking block."""
+    """Return whether the turn that is being answered has a thinking block."""
     at = answered_turn(messages, wire) if isinstance(wire, PartWire) else None
     return at is not None and any(part.binds for part in wire.parts(messages[at]))
 

@@ -549,7 +549,7 @@ STEP_TYPES = (SystemPromptStep, TaskStep, PlanningStep, ActionStep, ScratchpadSt
 
 
 def is_protected(step: Step) -> bool:
-    """Whether no pruning may drop or change the step: system prompts and tasks."""
+    """Return whether no pruning may drop or change the step: system prompts and tasks."""
     return isinstance(step, (SystemPromptStep, TaskStep))
 
 

@@ -110,7 +110,7 @@ def _type(block: Any) -> Any:
 
 
 def _is_signed(block: Any) -> bool:
-    """Whether a block has Gemini's signature beside its text."""
+    """Return whether a block has Gemini's signature beside its text."""
     return bool(read(read(block, "extras"), "signature"))
 
 

@@ -128,7 +128,7 @@ class OpenAIChat:
         self._client = client
 
     def __eq__(self, other: object) -> bool:
-        """Whether both use the same client."""
+        """Return whether both use the same client."""
         return isinstance(other, OpenAIChat) and self._client is other._client
 
     def __hash__(self) -> int:
@@ -189,7 +189,7 @@ def dotted_name(model: str) -> str:
 
 
 def is_async(client: object) -> bool:
-    """Whether an openai client is an asynchronous one."""
+    """Return whether an openai client is an asynchronous one."""
     create = create_of(client)
     return callable(create) and (_is_async(create) or type(client).__name__.startswith("Async"))
 

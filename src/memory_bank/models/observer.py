@@ -78,7 +78,7 @@ class Observer:
         return EXTRACTIVE if self.chat is None or model == EXTRACTIVE else f"llm:{model}"
 
     def sends(self, record: InteractionRecord) -> bool:
-        """Whether a record is sent to the model: there is one, and the output is not too short."""
+        """Return whether a record is sent to the model: there is one, and the output is not too short."""
         least = self.settings.observer_min_chars
         if self.name == EXTRACTIVE or not least:
             return self.name != EXTRACTIVE

@@ -617,7 +617,7 @@ def _entry_name(item: Node, text: str) -> str:
 
 
 def _is_told(owner: str, segment: Segment, last: Segment | None) -> bool:
-    """Whether a quote tells what a segment is in, by it or by the segment quoted before it."""
+    """Return whether a quote tells what a segment is in, by it or by the segment quoted before it."""
     if re.search("[\"'=:]", owner):  # an entry
         return owner in segment.text or (last is not None and last.owner == owner)
     if "/" in owner:  # a folder
@@ -658,7 +658,7 @@ def _shown_path(path: str) -> str:
 
 
 def _is_header(items: list[Node], text: str) -> bool:
-    """Whether the first of several lists names the columns of the others."""
+    """Return whether the first of several lists names the columns of the others."""
     first = items[0].items
     if len(items) < 3 or not first or len(first) < 2 or any(i.named or i.items is not None for i in first):
         return False
@@ -714,7 +714,7 @@ def _row_cells(line: str, at: int, delimiter: str, names: list[str]) -> list[Cel
 
 
 def _is_noise(text: str, lines: list[tuple[int, int]], number: int) -> bool:
-    """Whether a line is one of several of base64 or of a hex dump, mostly a drawing, or minified code."""
+    """Return whether a line is one of several of base64 or of a hex dump, mostly a drawing, or minified code."""
     line = text[slice(*lines[number])]
     if '="' in line and 2 * sum(len(drawn[0]) for drawn in DRAWING.finditer(line)) > len(line):
         return True

@@ -183,7 +183,7 @@ _LEAVES = 200
 def changes_something(
     tool: str, arguments: object, output: str = "", declared: Mapping[str, Effect] | None = None
 ) -> bool:
-    """Whether a call that did not fail changed something; True where not even ``declared`` effects say otherwise."""
+    """Return whether a call that did not fail changed something; True unless ``declared`` effects say otherwise."""
     effect = (declared or {}).get(tool)
     if effect is None:
         effect = "write" if _may_change(tool, parse_arguments(arguments)) else "read"
@@ -191,7 +191,7 @@ def changes_something(
 
 
 def is_failure(output: str, tool: str = "", arguments: object = None) -> bool:
-    """Whether an output reports that the call failed: by its first words, an error member or an exit code.
+    """Return whether an output reports that the call failed: by its first words, an error member or an exit code.
 
     With the ``tool`` and its ``arguments`` also by what a run prints, in every shell: a traceback, a sum of tests, a
     compiler's errors. Text that a command only shows is no report.
@@ -220,12 +220,12 @@ def is_failure(output: str, tool: str = "", arguments: object = None) -> bool:
 
 
 def is_cancelled(output: str) -> bool:
-    """Whether an output says that the user did not want the call."""
+    """Return whether an output says that the user did not want the call."""
     return _CANCELLED.match(output) is not None
 
 
 def runs(tool: str, arguments: object) -> bool:
-    """Whether a call runs something, so that what came of it stands at the end of its output."""
+    """Return whether a call runs something, so that what came of it stands at the end of its output."""
     command = _command_of(tool, arguments)
     return command is not None and not _only_shows(command)
 
@@ -238,7 +238,7 @@ def _command_of(tool: str, arguments: object) -> str | None:
 
 
 def _only_shows(command: str) -> bool:
-    """Whether every part of a shell command only shows text."""
+    """Return whether every part of a shell command only shows text."""
     shows = False
     for part in _SHELL_SPLIT.split(_QUOTED.sub("_", command)):
         words = part.casefold().split()
@@ -258,7 +258,7 @@ def _only_shows(command: str) -> bool:
 
 
 def _run_failed(output: str, content: Content, command: str) -> bool:
-    """Whether a run's output says that it failed. A frame's exit code 0 is believed, but for pipes and lists."""
+    """Return whether a run's output says that it failed. A frame's exit code 0 counts, but for pipes and lists."""
     if content.code == 0 and not re.search(r"[|;]", _QUOTED.sub("_", command)):
         return False
     if _HTTP_FAILED.match(output) or (content.code is None and _STDERR_ONLY.match(output)):
@@ -340,7 +340,7 @@ def _code_texts(arguments: Mapping[str, Any], *, all_of_them: bool) -> list[str]
 
 
 def _text_changes(text: str, *, sql: bool, code: bool) -> bool:
-    """Whether code changes something when it runs: SQL, a shell command, or a programming language."""
+    """Return whether code changes something when it runs: SQL, a shell command, or a programming language."""
     statement = _SQL.match(text)
     if sql or (statement and statement[1].casefold() in _SQL_READS and "\n" not in text.strip()):
         parts = [m for part in text.split(";") if part.strip() and (m := _SQL.match(part))]
@@ -392,7 +392,7 @@ _ASKED_PART = re.compile(
 
 
 def asks_for_part(arguments: Mapping[str, Any]) -> bool:
-    """Whether a call asks for a part of something: by offset, limit, page, cursor, ``sed -n``, ``head``, ``tail``."""
+    """Return whether a call asks for a part: by offset, limit, page, cursor, ``sed -n``, ``head``, ``tail``."""
     if any(arguments.get(key) not in (None, "", 0, False, [], {}) for key in _ASKED_KEYS):
         return True
     return any(_ASKED_PART.search(text) for text in _code_texts(arguments, all_of_them=False))
@@ -431,7 +431,7 @@ _KEPT_SOURCE = word_set("diff source template theme")
 
 
 def may_fetch(tool: str, arguments: str) -> bool:
-    """Whether a call may return a page to be read: it names no source to edit, and a command of it fetches."""
+    """Return whether a call may return a page to be read: it names no source to edit, and a command of it fetches."""
     if _SOURCE_FILE.search(arguments) or file_access(tool, arguments) is not None:
         return False
     if _KEPT_SOURCE & {w.casefold() for w in _WORD.findall(tool)}:
@@ -470,7 +470,7 @@ def file_access(tool: str, arguments: str) -> FileAccess | None:
 
 
 def applies_patches(tool: str, arguments: str) -> bool:
-    """Whether a patch in the arguments of a call is applied, not only told, searched for or written down."""
+    """Return whether a patch in the arguments of a call is applied, not only told, searched for or written down."""
     words = {w.casefold() for w in _WORD.findall(tool)}
     return bool(words & _PATCHES) or bool(words & _RUNS and _APPLIED.search(arguments))
 

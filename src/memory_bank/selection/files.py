@@ -465,7 +465,7 @@ def _name(path: str) -> str:
 
 
 def is_same_path(one: str, other: str) -> bool:
-    """Whether two paths may name one file: one of them may be relative."""
+    """Return whether two paths may name one file: one of them may be relative."""
     one, other = one.removeprefix("./"), other.removeprefix("./")
     return one == other or one.endswith(f"/{other}") or other.endswith(f"/{one}")
 
@@ -503,7 +503,7 @@ class _Patch(NamedTuple):
 
 
 def is_patch(text: str) -> bool:
-    """Whether a text has a patch: of apply_patch, or a unified diff."""
+    """Return whether a text has a patch: of apply_patch, or a unified diff."""
     return re.search(r"^(?:\*\*\* Begin Patch|@@)", text, re.MULTILINE) is not None
 
 
@@ -650,7 +650,7 @@ def _shell_changes(command: str) -> list[tuple[str, str | None]]:
 
 
 def _changes_tree(words: Sequence[str]) -> bool:
-    """Whether a command of git may change any file: it goes to other commits, or takes changes back or away."""
+    """Return whether a command of git may change any file: it goes to other commits, or takes changes back."""
     verb, given = words[1] if len(words) > 1 else "", words[2:]
     if verb == "stash":
         return given[:1] not in (["list"], ["show"], ["drop"], ["clear"])

@@ -409,7 +409,7 @@ def _parts(chosen: Sequence[tuple[int, str, str]]) -> tuple[str, list[str]]:
 
 
 def is_id(key: str, value: str) -> bool:
-    """Whether a value is an identifier: by its key and its digits, or by its spelling."""
+    """Return whether a value is an identifier: by its key and its digits, or by its spelling."""
     if _CODE.search(value):
         return False
     if _ID_KEY.search(key):
@@ -418,12 +418,12 @@ def is_id(key: str, value: str) -> bool:
 
 
 def tells_id(outcome: str) -> bool:
-    """Whether an outcome contains an identifier."""
+    """Return whether an outcome contains an identifier."""
     return any(is_id(*part.split("=", 1)) for part in outcome.split(", ") if "=" in part)
 
 
 def is_excerpt(outcome: str) -> bool:
-    """Whether an outcome is a line of the output or names of its items: a quote of the output says more."""
+    """Return whether an outcome is a line of the output or names of its items: a quote of the output says more."""
     return _EXCERPT.search(outcome) is not None
 
 

@@ -114,7 +114,7 @@ def fold(text: str) -> str:
 
 
 def stands_in(form: str, text: str) -> bool:
-    """Whether `form` stands in `text` as whole words."""
+    """Return whether `form` stands in `text` as whole words."""
     at = text.find(form)
     while at >= 0:
         before, after = text[max(0, at - 1) : at], text[at + len(form) : at + len(form) + 1]
@@ -179,7 +179,7 @@ def _shape_of(text: str) -> str:
 
 
 def trivial(form: str) -> bool:
-    """Whether a form is too short or too common to be looked for."""
+    """Return whether a form is too short or too common to be looked for."""
     if len(form) < 3 or form in TRIVIAL:
         return True
     if form.isdigit():

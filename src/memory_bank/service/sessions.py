@@ -306,7 +306,7 @@ class Sessions:
         return step
 
     def sends_whole(self, step: Rebuilt) -> bool:
-        """Whether the full history is sent for a step and charged: where savings pay for it, or by the settings."""
+        """Return whether a step sends and charges the full history: where savings pay for it, or by the settings."""
         if step.unchanged or step.plan is None or not isinstance(step.state, MemoryBankState):
             return True
         return charge_whole(step.plan.view, step.state, anyway=self.config.service.compaction == "pass")
@@ -398,12 +398,12 @@ class Sessions:
         return None if same_objects(written, messages if form is None else form.source.source) else written
 
     def shortens(self, strategy: str | None) -> bool:
-        """Whether a strategy, or the service's own, may leave something out of a context."""
+        """Return whether a strategy, or the service's own, may leave something out of a context."""
         known = self.config.memory_strategies.get(strategy or self.strategy)
         return known is not None and not isinstance(known, NoStrategySettings)
 
     def is_control(self, session_id: str) -> bool:
-        """Whether a session is, or will be, one of the share ``holdout`` that goes without memory."""
+        """Return whether a session is, or will be, one of the share ``holdout`` that goes without memory."""
         with self._lock:
             kept = self._kept.get(session_id)
         if kept is not None and kept.control is not None:
@@ -413,7 +413,7 @@ class Sessions:
     def has_earlier(
         self, namespace: str | None, session_id: str, named: str | None, messages: list[object]
     ) -> bool:
-        """Whether the project of a session that begins has others with records, which its searches are to reach.
+        """Return whether the project of a new session has others with records, which its searches are to reach.
 
         It is the project that the request has ``named``, else its first prompts.
         """
@@ -534,7 +534,7 @@ class Sessions:
         return done
 
     def exists(self, namespace: str | None, name: str) -> bool:
-        """Whether a namespace has a session of this name."""
+        """Return whether a namespace has a session of this name."""
         with suppress(ConfigError):
             session_id = stored_id(namespace, name)
             return self.database.value(_KNOWN, session=session_id, namespace=namespace) is not None

@@ -185,7 +185,7 @@ def _tools(body: JsonObject) -> Iterator[JsonObject]:
 
 
 def _goes_on(body: JsonObject) -> bool:
-    """Whether a request continues what a server holds."""
+    """Return whether a request continues what a server holds."""
     return bool(body.get("previous_response_id") or body.get("conversation"))
 
 

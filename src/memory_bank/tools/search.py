@@ -303,7 +303,7 @@ def _latest_first(found: Sequence[SearchMatch], query: str, asks: bool) -> list[
 
 
 def _is_replaced(old: str, new: str, subject: Collection[str], is_asked: bool) -> bool:
-    """Whether a later text has another figure of a unit that an older one has, or another name where that has one.
+    """Return whether a later text has another figure of a unit than an older one, or another name where that has one.
 
     Of the later text, the sentences count that tell a change and name the ``subject``, if there is one.
     ``is_asked``: the older text has words of the question beside the ``subject``, and all that the later one has of
@@ -373,7 +373,7 @@ def _with_place(match: SearchMatch, forms: dict[str, str]) -> SearchMatch:
 
 
 def is_identifier(token: str) -> bool:
-    """Whether a text without blanks is an id, a path, an address or a name of a program; no word and no figure."""
+    """Return whether a text without blanks is an id, a path, an address or a program's name; no word, no figure."""
     if _FIGURE.match(token):  # a number of an order has five digits or more
         return len(token) > 4 and token.isdigit() and token.strip("0") != ""
     return _STRUCTURE.search(token) is not None and any(map(str.isalnum, token))
@@ -421,7 +421,7 @@ def find(text: str, value: str) -> int:
 
 
 def _continues(text: str, at: int, edge: str) -> bool:
-    """Whether the character at a position continues the token that ends with ``edge``."""
+    """Return whether the character at a position continues the token that ends with ``edge``."""
     if not 0 <= at < len(text) or not edge.isalnum() or edge >= _NO_WORD_GAPS:
         return False
     other = text[at]

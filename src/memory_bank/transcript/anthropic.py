@@ -55,7 +55,7 @@ def thinking_rule(thinking: object) -> Thinking:
 
 
 def drops_blocks(thinking: Mapping[str, Any]) -> bool:
-    """Whether the client asked the provider to leave out thinking blocks that do not fit."""
+    """Return whether the client asked the provider to leave out thinking blocks that do not fit."""
     binding = thinking.get("block_binding")
     return isinstance(binding, dict) and binding.get("prefix_mismatch_behavior") == "drop_block"
 
@@ -81,7 +81,7 @@ def thinking_in(messages: Sequence[Any]) -> Thinking:
 
 
 def is_anthropic(messages: object) -> bool:
-    """Whether a list has blocks of the Messages API, ``tool_use`` or ``tool_result``, and no calls of a chat."""
+    """Return whether a list has ``tool_use`` or ``tool_result`` of the Messages API, and no calls of a chat."""
     if not isinstance(messages, (list, tuple)):
         return False
     # most lists are chats, whose first call tells

@@ -150,7 +150,7 @@ def _says(value: Any) -> bool:
 
 
 def _repeats(structured: Any, texts: Sequence[str]) -> bool:
-    """Whether MCP's structured content is what the one text says."""
+    """Return whether MCP's structured content is what the one text says."""
     return len(texts) == 1 and structured in (_parse(texts[0]), _Object([("result", texts[0])]))
 
 

@@ -319,7 +319,7 @@ def framed_text(text: str) -> str:
 
 
 def _is_frame(name: str, value: Mapping[str, Any], content: str) -> bool:
-    """Whether a member of an object says only that a run went well, or nothing."""
+    """Return whether a member of an object says only that a run went well, or nothing."""
     member = value[name]
     if name in _CODES:
         return member in (0, None, "0", 200)

@@ -105,11 +105,11 @@ def project_of_place(folder: str) -> str | None:
 
 
 def asks_for_summary(text: str) -> bool:
-    """Whether a prompt is a known client's request for a summary of the conversation."""
+    """Return whether a prompt is a known client's request for a summary of the conversation."""
     looked_at = text if len(text) <= 2 * _LOOKED_AT else f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
     return any(prompt in looked_at for prompt in COMPACTION_PROMPTS)
 
 
 def refers_to_earlier(output: str) -> bool:
-    """Whether a tool's output only refers to an earlier result: "file unchanged since your last Read"."""
+    """Return whether a tool's output only refers to an earlier result: "file unchanged since your last Read"."""
     return len(output) <= _SHORT and output.count("\n") < 8 and _REFERS.search(output) is not None

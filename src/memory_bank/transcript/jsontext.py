@@ -91,7 +91,7 @@ def parse_arguments(arguments: Any) -> Any:
 
 
 def is_deep(value: Any, limit: int = _MAX_DEPTH) -> bool:
-    """Whether a JSON value nests deeper than ``limit``, without recursion."""
+    """Return whether a JSON value nests deeper than ``limit``, without recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(limit):
         children = (c for node in level for c in (node.values() if isinstance(node, dict) else node))
@@ -102,7 +102,7 @@ def is_deep(value: Any, limit: int = _MAX_DEPTH) -> bool:
 
 
 def is_raw(value: object) -> bool:
-    """Whether a value is ``{"_raw": …}``, which stands for text that is not JSON."""
+    """Return whether a value is ``{"_raw": …}``, which stands for text that is not JSON."""
     return isinstance(value, dict) and list(value) == [RAW]
 
 
@@ -275,5 +275,5 @@ def compact(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a finite number (true and false are not)."""
+    """Return whether a JSON value is a finite number (true and false are not)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

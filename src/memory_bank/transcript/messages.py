@@ -117,7 +117,7 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def is_text_part(part: object) -> bool:
-    """Whether a content part carries text and nothing else."""
+    """Return whether a content part carries text and nothing else."""
     if isinstance(part, str):
         return True
     kind = read(part, "type")
@@ -125,7 +125,7 @@ def is_text_part(part: object) -> bool:
 
 
 def carries_only_media(message: object) -> bool:
-    """Whether a user message holds nothing that the user said: only images or files of a tool's result."""
+    """Return whether a user message holds nothing that the user said: only images or files of a tool's result."""
     content = read(message, "content")
     if not isinstance(content, (list, tuple)) or all(map(is_text_part, content)):
         return False
@@ -149,7 +149,7 @@ _MEMORY_TOOL = re.compile(
 
 
 def is_memory_tool(name: str, output: str | None = None) -> bool:
-    """Whether a tool of this name is a memory tool of this library, also under a prefix.
+    """Return whether a tool of this name is a memory tool of this library, also under a prefix.
 
     An example of a prefix is ``memory_bank__get_record``. With ``output``, whether it also answers as they
     do: an application may have a ``get_record`` of its own. Answers of memory tools are not summarised,
@@ -349,7 +349,7 @@ def _id(value: object) -> str | None:
 
 
 def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two lists hold the very same objects."""
+    """Return whether two lists hold the very same objects."""
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 

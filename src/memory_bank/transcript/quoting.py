@@ -141,7 +141,7 @@ def as_terminal(text: str) -> str:
 
 
 def _is_progress(states: str) -> bool:
-    """Whether what was written over is one thing's progress: few words begin its states, unlike a file's rows."""
+    """Return whether overwritten text is one thing's progress: few words begin its states, unlike a file's rows."""
     if not _PROGRESS.search(states):
         return False
     words = [_FIRST_WORD.search(state) for state in states.split("\r") if state.strip()]

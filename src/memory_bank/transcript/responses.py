@@ -349,7 +349,7 @@ class _Turn:
         return isinstance(call_id, str) and any(call["id"] == call_id for call in self.calls)
 
     def takes(self, call: Item, has_lead: bool) -> bool:
-        """Whether one more call was made in this turn."""
+        """Return whether one more call was made in this turn."""
         caller = call.get("caller")
         if self.programs or (isinstance(caller, dict) and self.holds(caller.get("caller_id"))):
             return True

@@ -139,7 +139,7 @@ def cut_at_edge(text: str, room: int, *, marked: bool = False) -> str:
 
 
 def joins(text: str, i: int) -> bool:
-    """Whether the characters before and after ``i`` belong to one word, number or character."""
+    """Return whether the characters before and after ``i`` belong to one word, number or character."""
     if not 0 < i < len(text):
         return False
     a, b = text[i - 1], text[i]

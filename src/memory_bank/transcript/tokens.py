@@ -169,7 +169,7 @@ def open_counter(encoding: str = ENCODING, seconds: float = _LOAD_SECONDS) -> To
 
 
 def is_loading(encoding: str) -> bool:
-    """Whether the vocabulary of an encoding is still being loaded, so that ``open_counter`` may give another soon."""
+    """Return whether an encoding's vocabulary is still being loaded: ``open_counter`` may give another one soon."""
     return encoding != APPROXIMATE and _vocabulary(encoding).is_loading
 
 

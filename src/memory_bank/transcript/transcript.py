@@ -165,7 +165,7 @@ class Transcript:
         self._pending = [self._identified(s)[0] if isinstance(s, Interaction) else s for s in self._pending]
 
     def holds(self, trace_id: str) -> bool:
-        """Whether an interaction read so far has this record."""
+        """Return whether an interaction read so far has this record."""
         return any(trace_id in interaction.record_ids for interaction in self._interactions)
 
     def _identified(
@@ -248,7 +248,7 @@ class Transcript:
         return [i for i in positions if not is_same(self._snapshot[i], messages[i])]
 
     def _is_patchable(self, position: int, message: object) -> bool:
-        """Whether a changed message can be replaced alone: a text of system or user before and after the change."""
+        """Return whether a changed message can be replaced alone: a text of system or user before and after it."""
         at = self._closed_at(position)
         segment = self._parser.closed[at] if at >= 0 else None
         return (
@@ -317,7 +317,7 @@ def digest_of(message: object) -> bytes:
 
 
 def is_same(a: object, b: object) -> bool:
-    """Whether two messages are equal; not where they cannot be compared."""
+    """Return whether two messages are equal; not where they cannot be compared."""
     try:
         return bool(a == b)
     except Exception:  # too deep, or a foreign object: parse it again

@@ -78,7 +78,7 @@ class RepeatLimit(logging.Filter):
         self._places: dict[tuple[str, int, int], tuple[float, int]] = {}  # since when, how many
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
+        """Return whether a line is written."""
         if record.levelno < logging.WARNING:
             return True
         place, now = (record.pathname, record.lineno, record.levelno), self._clock()

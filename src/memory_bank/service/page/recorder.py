@@ -140,7 +140,7 @@ class Recorder:
                 return  # the rest counts as lost
 
     def _write_next(self) -> bool:
-        """Whether the oldest new steps were written; nothing refers to them after it."""
+        """Return whether the oldest new steps were written; nothing refers to them after it."""
         to_store: list[StepToStore] = []
         for _ in range(min(_TOGETHER, len(self._new))):
             with self._change:
@@ -171,7 +171,7 @@ class Recorder:
             return new
 
     def _write(self, batch: list[StepToStore]) -> bool:
-        """Whether the steps were written; while the database fails, it tries again for ``patience`` seconds."""
+        """Write steps, for ``patience`` seconds while the database fails; return whether they were written."""
         until, pause = time.monotonic() + self.patience, _PAUSES[0]
         while True:
             try:

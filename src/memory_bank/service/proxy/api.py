@@ -227,7 +227,7 @@ class Dialect:
         return messages
 
     def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
-        """Whether a member of the request asks the provider for a summary of the conversation."""
+        """Return whether a member of the request asks the provider for a summary of the conversation."""
         return False
 
     def without_thinking(self, request: JsonObject) -> JsonObject | None:  # noqa: ARG002
@@ -255,7 +255,7 @@ class Dialect:
         raise NotImplementedError
 
     def binds_tools(self, request: JsonObject) -> bool | None:  # noqa: ARG002
-        """Whether the model's thinking may be bound to the tools and to hidden turns; None where it never is."""
+        """Return whether the model's thinking may be bound to tools and hidden turns; None where it never is."""
         return None
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:

@@ -110,7 +110,7 @@ def _delta(choice: object) -> JsonObject:
 
 
 def _shows(choice: object) -> bool:
-    """Whether a choice holds anything besides the role."""
+    """Return whether a choice holds anything besides the role."""
     said = any(v for k, v in _delta(choice).items() if k != "role")
     return said or bool(as_object(choice).get("finish_reason"))
 

@@ -128,7 +128,7 @@ class Identity:
         raise StorageError("too many requests continue one conversation at once: send the request again.")
 
     def is_current(self, namespace: str | None, match: SessionMatch) -> bool:
-        """Whether a session's head is still the one that the request gave it; ask after its context is built.
+        """Return whether a session's head is still the one that the request gave it; ask after its context is built.
 
         If not, another conversation with the same past has continued the session meanwhile and the context
         may show what that one recorded: discard it and call ``session_of`` again. Raises StorageError.
@@ -316,7 +316,7 @@ class _Search:
     def _has_calls(
         self, session: KnownDigest | None, interaction: DigestedInteraction, calls: Sequence[CallDigest]
     ) -> bool:
-        """Whether an interaction has the calls and results that a session recorded, and no other."""
+        """Return whether an interaction has the calls and results that a session recorded, and no other."""
         here = {c.call: c for c in interaction.calls()}
         found = [(c, here.get(c.call)) for c in calls]
         if not here.keys() <= {c.call for c in calls}:
@@ -332,7 +332,7 @@ class _Search:
         )
 
     def _returned_otherwise(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
-        """Whether a session stores other results for these calls; a result that the client shortened is no other."""
+        """Return whether a session stores other results for these calls; one that the client shortened is none."""
         here = {c.call: c for c in interaction.calls()}
         if any(c.call not in here for c in dict(_head_calls(session)).get(interaction.digest, ())):
             return True
@@ -348,7 +348,7 @@ class _Search:
         )
 
     def _resembles(self, session: KnownDigest) -> bool:
-        """Whether the list holds a session's newest calls, after earlier messages that were rewritten."""
+        """Return whether the list holds a session's newest calls, after earlier messages that were rewritten."""
         newest = [calls for _, calls in _head_calls(session)[-1:] if calls]
         new = [i for i in self.latest[:-1] if i.digest not in self._by_digest]
         return any(self._has_calls(None, i, calls) for calls in newest for i in new)
@@ -429,7 +429,7 @@ def named_session(
 
 
 def _holds_summary(body: Mapping[str, object]) -> bool:
-    """Whether a request holds a compaction item, or a summary that a known client writes into a user message."""
+    """Return whether a request has a compaction item, or a known client's summary in a user message."""
     messages = [*objects_of(body.get("input")), *objects_of(body.get("messages"))]
     if any(p.get("type") == "compaction" for m in messages for p in (m, *objects_of(m.get("content")))):
         return True
@@ -630,7 +630,7 @@ def _encode(text: str) -> bytes:
 
 @lru_cache(maxsize=65_536)
 def looks_random(call_id: str | None, name: str = "") -> bool:
-    """Whether an id is probably unique: true for ``call_DdmO9pD3xa9XTPNJ32zg2hcA``, not for ``call_0001``.
+    """Return whether an id is probably unique: true for ``call_DdmO9pD3xa9XTPNJ32zg2hcA``, not for ``call_0001``.
 
     Without the tool's name, it needs eight characters in stretches of mixed kinds (digits, upper case, lower
     case) that change often, six of them different and not consecutive. Fewer than one in twenty random ids

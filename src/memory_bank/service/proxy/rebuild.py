@@ -78,7 +78,7 @@ class _Job:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def moves(self, end: Literal["taken", "put", "given up"], *before: str) -> bool:
-        """Whether its end is now ``end``, coming from one of ``before``; the first who moves it decides."""
+        """Return whether its end is now ``end``, coming from one of ``before``; the first who moves it decides."""
         with self._lock:
             if self.end in before:
                 self.end = end
@@ -102,7 +102,7 @@ class _Share:
         self._is_trying = False
 
     def is_paused(self, exchange: Exchange, *, tries: bool = False) -> bool:
-        """Whether a request may not use memory now; ``tries``: after a pause, one may until it reports."""
+        """Return whether a request may not use memory now; ``tries``: after a pause, one may until it reports."""
         many, is_blocked = len(self._hung) >= 2, time.monotonic() < self._blocked_until
         if many:
             is_paused = is_blocked or self._is_trying
@@ -339,7 +339,7 @@ class Rebuilder:
         return dict(sum(counts, Counter()).most_common())
 
     def check(self) -> dict[str, object]:
-        """Whether memory works for all namespaces, and who went without it, for ``/health``."""
+        """Return whether memory works for all namespaces, and who went without it, for ``/health``."""
         known = list(self._shares)
         trouble = next(filter(None, map(self.trouble, known)), None)
         told: dict[str, object] = {"ok": False, "trouble": trouble} if trouble else {}
@@ -410,7 +410,7 @@ class Rebuilder:
                 raise MemoryFailedError("busy", "an earlier request of the session is still at work")
 
             def sends(match: SessionMatch = match) -> bool:
-                """Whether it is sent: asked before it is charged, and again once that is done."""
+                """Return whether it is sent: asked before it is charged, and again once that is done."""
                 return job.moves("put", "taken") or (
                     (is_whole or self.identity.is_current(namespace, match)) and job.moves("taken", "")
                 )
@@ -555,13 +555,13 @@ _SCHEMAS = {Offer.OWN: TOOL_SCHEMAS, Offer.EARLIER: EARLIER_SCHEMAS}
 
 
 def _names(exchange: Exchange, session_id: str | None) -> bool:
-    """Whether the client itself names this session, as from its first request on."""
+    """Return whether the client itself names this session, as from its first request on."""
     named = named_session(exchange.namespace, exchange.client_headers, exchange.body.value, None)
     return named is not None and session_id == stored_id(exchange.namespace, named.name)
 
 
 def _has_room(exchange: Exchange, schemas: Schemas) -> bool:
-    """Whether memory's tools are a small share of the first request of a conversation: its tools and prompts.
+    """Return whether memory's tools are a small share of the first request of a conversation: its tools and prompts.
 
     Images, files and blanks are many characters and few tokens, so that they do not count.
     """
@@ -579,7 +579,7 @@ def _has_room(exchange: Exchange, schemas: Schemas) -> bool:
 
 
 def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
-    """Whether a request asks for a summary: by a member, a system message, or the user's last one."""
+    """Return whether a request asks for a summary: by a member, a system message, or the user's last one."""
     messages, kinds = history.messages, history.kinds
     places = islice((i for i, kind in enumerate(kinds) if kind is MessageKind.SYSTEM), 2)
     prompts = [messages[i] for i in places]
@@ -589,7 +589,7 @@ def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
 
 
 def _has_begun(exchange: Exchange) -> bool:
-    """Whether a request has two turns of the agent or more; with fewer there is nothing that memory could shorten."""
+    """Return whether a request has two turns of the agent or more; of fewer memory could shorten nothing."""
     items = exchange.body.value.get(exchange.api.key)
     came = (m for m in (items if isinstance(items, list) else ()) if isinstance(m, dict))
     turns = (m.get("role") == "assistant" or str(m.get("type")).endswith("_call") for m in came)

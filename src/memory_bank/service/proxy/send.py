@@ -86,7 +86,7 @@ class FailedAnswer:
     error: UpstreamError | None = None
 
     def is_refusal(self, accepted: bool) -> bool:
-        """Whether the request may be the cause; ``accepted``: upstream has taken this form of it before."""
+        """Return whether the request may be the cause; ``accepted``: upstream has taken this form of it before."""
         if self.status in TEMPORARY or (self.error is not None and self.error.passing):
             return False
         return not (accepted and self.status in OUTAGES)
@@ -204,7 +204,7 @@ async def send(proxy: Proxy, exchange: Exchange) -> UpstreamAnswer:
 
 
 async def _is_member_unknown(exchange: Exchange, attempt: Attempt) -> bool:
-    """Whether upstream refused a request because it does not know ``context_management``."""
+    """Return whether upstream refused a request because it does not know ``context_management``."""
     answer, failure = attempt.answer, attempt.failure
     may_be = exchange.api.route != "chat" and not (exchange.body.removed or exchange.hidden)
     if CONTEXT_MANAGEMENT not in exchange.body.value or not may_be or answer is None or failure is None:

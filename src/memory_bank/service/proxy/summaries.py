@@ -91,7 +91,7 @@ def _parts(element: object, key: str) -> tuple[list[Any], list[Any]]:
 
 
 def _is_replaced(element: object, key: str) -> bool:
-    """Whether a later compaction stands for an element of a conversation."""
+    """Return whether a later compaction stands for an element of a conversation."""
     item, kind = as_object(element), item_type(element)
     if key != "input":
         return item.get("role") != "system"
@@ -289,7 +289,7 @@ def _said(event: JsonObject) -> str:
 
 
 def _ends(event: JsonObject) -> bool:
-    """Whether an event ends the text of an answer."""
+    """Return whether an event ends the text of an answer."""
     ends = event.get("type") in ("response.output_text.done", "content_block_stop")
     return ends or bool(_choice(event).get("finish_reason"))
 

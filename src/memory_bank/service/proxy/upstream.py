@@ -282,7 +282,7 @@ async def _chunks(stream: httpx2.AsyncByteStream) -> AsyncIterator[bytes]:
 
 
 def _has_more(stream: object) -> bool:
-    """Whether bytes behind the end of an answer have been read; True if that cannot be known."""
+    """Return whether bytes behind the end of an answer have been read; True if that cannot be known."""
     # the HTTP client has no public way to ask: its parser holds them until the next answer
     inner = getattr(getattr(stream, "_httpcore_stream", None), "_stream", None)
     parser = getattr(getattr(inner, "_connection", None), "_h11_state", None)
@@ -290,7 +290,7 @@ def _has_more(stream: object) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is the URL of a server that HTTP reaches."""
+    """Return whether a text is the URL of a server that HTTP reaches."""
     try:
         parts = urlsplit(text)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

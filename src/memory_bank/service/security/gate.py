@@ -89,7 +89,7 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """Whether a host is a loopback address or ``localhost``."""
+    """Return whether a host is a loopback address or ``localhost``."""
     address = address_of(host)
     return host == "localhost" if address is None else address.is_loopback
 

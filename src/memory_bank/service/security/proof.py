@@ -85,7 +85,7 @@ def prove(challenge: str, address: str, claims: Sequence[str]) -> str | None:
 
 
 def proved(proof: str, challenge: str, address: str, claims: Sequence[str]) -> list[bool]:
-    """Whether a proof shows that the service knows the secret, then whether it proves each claim, in order."""
+    """Return whether a proof shows that the service knows the secret, then whether it proves each claim, in order."""
     expected = prove(challenge, address, claims)
     if expected is None:
         return [False] * (len(claims) + 1)

@@ -285,7 +285,7 @@ def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _is_basic(value: str) -> bool:
-    """Whether a value is ``name:password`` in base64."""
+    """Return whether a value is ``name:password`` in base64."""
     try:
         decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
     except ValueError:
@@ -495,7 +495,7 @@ def _start_of_name(text: str, at: int) -> int:
 
 
 def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
-    """Whether the unquoted text after a name is a value, not a word of a program or a sentence."""
+    """Return whether the unquoted text after a name is a value, not a word of a program or a sentence."""
     value, sign, after = found["value"], found["sign"], found["after"]
     if len(value) < 3 or after in ("(", "[") or sign in ("==", "===", "->") or found["call"] is not None:
         return False
@@ -517,13 +517,13 @@ def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
 
 
 def _is_value(value: str) -> bool:
-    """Whether a value is something, and not known to be harmless; of a long one the beginning tells."""
+    """Return whether a value is something, and not known to be harmless; of a long one the beginning tells."""
     bare = value.strip()[:_LONGEST]
     return bool(bare) and bare.lower().strip("!?.") not in _NO_WORDS and not _NO_SECRET.fullmatch(bare)
 
 
 def _is_password(value: str) -> bool:
-    """Whether a value is made up, not a word of a sentence or of a program."""
+    """Return whether a value is made up, not a word of a sentence or of a program."""
     made = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w", value) is not None
     return len(value) > 4 and made and _is_value(value) and not _is_code(value)
 
@@ -533,19 +533,19 @@ def _is_code(value: str) -> bool:
 
 
 def _is_strong(value: str) -> bool:
-    """Whether a value is a password where words are as likely: with signs, numbers, or several changes inside."""
+    """Return whether a value is a password where words are as likely: it has signs, numbers or several changes."""
     made = len(_RE["changes"].findall(value)) > 1 or _RE["strong"].search(value)
     return len(value) > 7 and bool(made) and _is_password(value)
 
 
 def _is_mixed(value: str) -> bool:
-    """Whether letters and digits, or upper and lower case, are mixed as in keys."""
+    """Return whether letters and digits, or upper and lower case, are mixed as in keys."""
     has_both = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
     return (has_both or _is_random(value)) and not any(map(str.isspace, value))
 
 
 def _is_random(value: str) -> bool:
-    """Whether upper case, lower case and digits change as often as in keys, and not as in words."""
+    """Return whether upper case, lower case and digits change as often as in keys, and not as in words."""
     changes = len(_RE["changes"].findall(value))
     return changes > 2 and 6 * changes > len(value)
 

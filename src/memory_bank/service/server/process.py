@@ -423,7 +423,7 @@ class BoundedProtocol(H11Protocol):
         self._expect()
 
     def _is_idle(self) -> bool:
-        """Whether no request is being received or answered."""
+        """Return whether no request is being received or answered."""
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
     def _give_up(self) -> None:
