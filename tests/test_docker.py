@@ -249,6 +249,7 @@ def test_the_replicas_stand_behind_a_balancer_that_asks_each(
     assert [name for name in sorted(used) if f"`{name}`" not in page] == []
 
 
+@pytest.mark.long
 def test_the_balancer_asks_those_that_can_use_the_bank_and_else_those_that_live(
     replicas: Any, tmp_path: Path
 ) -> None:

@@ -207,11 +207,11 @@ def slow(
             short = 0.0
             for length in lengths:
                 given = form(text(length))
-                signal.setitimer(signal.ITIMER_VIRTUAL, 1)  # of this process's CPU
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.5)  # of this process's CPU
                 try:
                     took = cpu_seconds(lambda given=given: work(given), 1 if length < lengths[2] else 2)
                 except TimeoutError:
-                    return [f"{name}: more than a second for {length} characters"]
+                    return [f"{name}: more than half a second for {length} characters"]
                 finally:
                     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 if length == lengths[1] and took < ENOUGH:

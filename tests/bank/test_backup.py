@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from tests.examples import first_short
 
 from memory_bank import InteractionRecord
 from memory_bank.bank.backup import backup, restore
@@ -118,7 +119,7 @@ def test_a_file_that_is_put_back_is_used_again(tmp_path, bank):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="notes are attributes of files")
-@pytest.mark.parametrize("way", ["replaced", "overwritten"])
+@pytest.mark.parametrize("way", first_short(["replaced", "overwritten"]))
 def test_the_journal_of_a_killed_process_is_not_written_into_another_file(tmp_path, saved, way):
     path = tmp_path / "killed.db"
     assert python(KILLED, path) == -signal.SIGKILL
@@ -176,6 +177,7 @@ def test_restore_keeps_the_bank_that_was_there(tmp_path, bank, saved):
         restore(path, path)
 
 
+@pytest.mark.long
 def test_restore_after_a_kill_and_over_a_damaged_bank(tmp_path, saved):
     killed, damaged = tmp_path / "killed.db", tmp_path / "damaged.db"
     assert python(KILLED, killed) == -signal.SIGKILL
@@ -206,7 +208,7 @@ def test_what_is_no_sound_bank_is_not_restored(tmp_path, bank, saved, what):
     assert records(tmp_path / "bank.db") == {"ours": 3}
 
 
-@pytest.mark.parametrize("verb", ["backup", "restore"])
+@pytest.mark.parametrize("verb", first_short(["restore", "backup"]))
 def test_a_kill_in_the_middle_leaves_the_old_or_the_new(tmp_path, bank, saved, verb):
     path, to = tmp_path / "bank.db", tmp_path / "to.db"
     bank.close()

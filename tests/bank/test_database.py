@@ -434,6 +434,7 @@ for attempt in range(2):
 """
 
 
+@pytest.mark.long
 def test_processes_that_open_a_fresh_file_at_once(tmp_path):
     workers = [python(OPEN, tmp_path, n) for n in range(3)]
     for attempt in range(2):

@@ -76,6 +76,7 @@ def test_a_step_that_meets_no_server_is_made_again(postgres, postgres_url, selec
     assert found == apply_memory_bank_strategy(MESSAGES, None, settings, alone)
 
 
+@pytest.mark.long
 def test_agents_in_two_processes_share_a_session(postgres_url):
     """What the other has stored is found, and nothing is stored twice."""
     settings = SETTINGS["top_k"].model_copy(update={"retrieval_query": "task"})

@@ -113,7 +113,7 @@ with MemoryBankState.open(url, "s") as state:
 """
 
 
-@pytest.mark.parametrize("more", [{}, EVIDENCE])
+@pytest.mark.parametrize("more", first_short([EVIDENCE, {}]))
 def test_a_full_disk(tmp_path, more):
     messages = [user(), *rounds(10, size=30_000)]
     values = settings(**more).model_dump(mode="json", exclude_unset=True)

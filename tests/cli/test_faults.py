@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from tests.cli.conftest import COMMAND, environment, line, run_of, write
 from tests.contracts.stores import a_record
 from tests.embedding_server import EmbeddingServer
+from tests.examples import first_short
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
@@ -65,7 +66,7 @@ def sizes(url: str) -> dict[str, int]:
 # Ctrl-C, and a kill, in the middle
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("how", first_short(["SIGKILL", "SIGINT"]))
 def test_purge_in_the_middle(filled: str, how: str) -> None:
     database = Database(filled)
     with database.write() as c:
@@ -150,6 +151,7 @@ def test_re_embed_while_it_asks_the_model(filled: str) -> None:
 # a lock
 
 
+@pytest.mark.long
 def test_a_database_that_another_process_keeps_locked(cli: Any, bank: Path, tmp_path: Path) -> None:
     before = content(str(bank))
     (tmp_path / "out.jsonl").write_text("\n".join(before).replace('"session_id": "one"', '"session_id": "x"'))
@@ -251,6 +253,7 @@ def limited(size: int, *args: Any) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")
 def test_an_import_that_finds_no_room(tmp_path: Path, bank: Path) -> None:
     big = tmp_path / "big.db"

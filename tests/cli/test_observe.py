@@ -162,6 +162,7 @@ def test_calls_at_hand_are_finished(bank_url: str, monkeypatch: pytest.MonkeyPat
     assert len(server.requests) == 8  # none was asked for twice, none was paid for and lost
 
 
+@pytest.mark.long
 def test_two_workers_share_the_work(bank_url: str, server: Any) -> None:
     fill(bank_url, n=40)
     workers = [worker(bank_url, server, "--once") for _ in range(2)]

@@ -102,10 +102,10 @@ def test_a_file_of_nothing_but_broken_lines_is_a_failure_in_one_sentence(cli, tm
     assert "not imported" in said[0] if "import" in verb else f"no run was read from {file}" in said[0]
 
 
-def test_tables_fit_80_columns_also_in_a_pipe(two, bank):
+def test_tables_fit_80_columns_also_in_a_pipe(cli, bank):
     audit = shell(f"$MB audit {ROOT}/examples/log-hunt.jsonl | cat").stdout
-    listed = shell(f"$MB bank sessions --db {bank} | cat; $MB bank search --db {bank} alpha-1 | cat").stdout
-    for text in (audit, listed):
+    for text in (audit, cli.bank(bank, "sessions").out, cli.bank(bank, "search", "alpha-1").out):
+        assert text
         assert max(map(len, text.splitlines())) <= 80, text
 
 
@@ -168,6 +168,7 @@ def test_a_pipe_is_read_as_a_file(two):
     assert json.loads(done.stdout)["traces"] == 2
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_what_was_written(tmp_path):
     many = write(tmp_path / "many.jsonl", *(line(f"t{i}", run_of(f"p{i}")) for i in range(4_000)))
     out = tmp_path / "out.jsonl"
@@ -228,8 +229,13 @@ def test_the_environment_sets_single_values(cli, two, monkeypatch):
 
 
 def test_demo_anywhere_offline_without_a_terminal(tmp_path):
+    """Dollars of the default settings and of a window, the folds, the worst step, and an id the window has lost."""
+    unread = {
+        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__HISTORY_BUDGET": "500",
+        "MEMORY_BANK_NONSENSE": "1",
+    }
     done = subprocess.run(
-        [*COMMAND, "demo"], env=environment(HF_HOME=str(tmp_path)), cwd=tmp_path, capture_output=True,
+        [*COMMAND, "demo"], env=environment(HF_HOME=str(tmp_path), **unread), cwd=tmp_path, capture_output=True,
         stdin=subprocess.DEVNULL, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -237,19 +243,11 @@ def test_demo_anywhere_offline_without_a_terminal(tmp_path):
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
     assert "memory-bank audit FILE" in done.stdout
-
-
-def test_demo_shows_what_ships(cli, monkeypatch):
-    """Dollars of the default settings and of a window, the folds, the worst step, and an id the window has lost."""
-    monkeypatch.setenv("MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__HISTORY_BUDGET", "500")  # is not read
-    monkeypatch.setenv("MEMORY_BANK_NONSENSE", "1")
-    done = cli("demo")
-    assert done.code == 0
-    curves = [line.partition("|")[2] for line in done.out.splitlines() if "|" in line]
+    curves = [line.partition("|")[2] for line in done.stdout.splitlines() if "|" in line]
     assert 1 <= "".join(curves).count("F") <= 5  # rare folds, not one a step
     rows = {
         m[1]: m
-        for m in re.finditer(r"^(\S.*?) +\$([\d.]+) +(\d+)% +(\d+)%.* (\d+) of (\d+)$", done.out, re.M)
+        for m in re.finditer(r"^(\S.*?) +\$([\d.]+) +(\d+)% +(\d+)%.* (\d+) of (\d+)$", done.stdout, re.M)
     }
     assert list(rows) == ["no memory", "keep last 5", "memory_bank"]
     dollars, share, worst, shown, needed = (float(x) for x in rows["memory_bank"].groups()[1:])
@@ -258,7 +256,7 @@ def test_demo_shows_what_ships(cli, monkeypatch):
     assert worst <= 105
     assert 0.8 * needed <= shown > 1.5 * int(rows["keep last 5"][5])
     value, line = re.search(
-        r"^Call \d+ needs (\S+), .*\n.*memory_bank shows it:\n  (.*)$", done.out, re.M
+        r"^Call \d+ needs (\S+), .*\n.*memory_bank shows it:\n  (.*)$", done.stdout, re.M
     ).groups()
     assert value in line
 

@@ -384,8 +384,9 @@ def test_the_terminal_is_the_commands_and_ctrl_c_reaches_it_once(variables):
 
 @pytest.mark.parametrize(
     ("number", "name"),
-    [(signal.SIGTERM, "term"), pytest.param(signal.SIGINT, "int", marks=pytest.mark.long)],
+    [(signal.SIGTERM, "term"), (signal.SIGINT, "int")],
 )
+@pytest.mark.long
 def test_a_signal_is_passed_on(variables, number, name):
     running = subprocess.Popen(
         [*COMMAND, "run", sys.executable, "-c", HANDLES], env=variables, stdout=subprocess.PIPE,

@@ -45,7 +45,6 @@ def alive(pid: int) -> bool:
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.short
 def test_one_that_dies_is_replaced_and_its_figures_stay(two: Process) -> None:
     assert ", 2 workers\n" in two.log
     for _ in range(10):

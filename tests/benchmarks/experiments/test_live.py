@@ -113,6 +113,7 @@ def test_an_endpoint_that_refuses_the_length_ends_the_case_only(bench, tmp_path)
     assert (ended["full"], ended["truncation"]) == ("overflow", "wrong calls")
 
 
+@pytest.mark.long
 def test_an_endpoint_that_goes_down_keeps_what_is_done(bench, tmp_path):
     agent = careful()
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.chats import FOLDING
+from tests.examples import first_short
 from tests.service.processes import until
 from tests.service.proxied import post, scripted
 from tests.service.proxy.test_faults import locked
@@ -92,7 +93,7 @@ def test_a_folder_in_the_first_prompts_names_the_project_too(tmp_path):
 
 
 @pytest.mark.parametrize("way", PATHS)
-@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("tells", first_short([True, False]))
 def test_what_the_first_request_decided_stays_in_every_process_and_after_a_restart(tmp_path, way, tells):
     """Also where earlier sessions come or go meanwhile, in a late request and for count_tokens."""
     arrived = []
