@@ -251,7 +251,7 @@ def _stored_view(session: MemoryBankState) -> View:
         if ids:
             calls.append(Interaction(len(messages) - 1, (messages[-1],), (), trace_ids=(*ids,)))
         done += len(ids)
-    return View(messages, calls, kept, len(messages), database.get_task(name), ())
+    return View(messages, calls, kept, len(messages), database.get_task(name), [0] * (len(messages) + 1))
 
 
 def _is_users(message: object) -> bool:

@@ -259,7 +259,9 @@ class Sessions:
                     if last is not charged and last.full:  # given up since
                         state.charge(Charge(-last.paid, -last.full), *state.ledger.before)
                     raise NotSentError
-                context = _with_own_text(leaving if form is None else chat, seen, messages)
+                context = leaving if form is None else chat
+                if seen is not messages:
+                    context = _with_own_text(context, seen, messages)
                 unchanged = same_objects(context, messages)
                 written = context if unchanged or form is None else leaving
                 changed_at, changed = change_since(kept.sent, context, context)
@@ -655,8 +657,6 @@ def count_once(count: Callable[[str], int], text: str) -> int:
 
 def _with_own_text(context: list[object], redacted: Sequence[object], came: Sequence[object]) -> list[object]:
     """The context with the caller's own messages, and parts of messages, in place of their redacted copies."""
-    if redacted is came:
-        return context
     own: dict[int, object] = {}
     for copy, message in zip(redacted, came, strict=True):
         if copy is not message:

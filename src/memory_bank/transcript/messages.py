@@ -420,6 +420,9 @@ class Interaction(Brief):
     or one that masks a recorded output),
     ``earlier_ids``, which its records may have had before a user message brought their images, and
     ``tokens``, the tokens of its messages. They are empty in what ``parse_messages`` returns.
+
+    ``stop`` is the position after its last message, ``record_ids`` has the trace_ids of its records, earlier ones,
+    too. It ``stays`` where no strategy may leave it out: a message that is none of its own stands among its messages.
     """
 
     start: int
@@ -429,21 +432,14 @@ class Interaction(Brief):
     trace_ids: tuple[str | None, ...] = ()
     earlier_ids: tuple[str, ...] = ()
     tokens: int = 0
+    stop: int = field(init=False, repr=False, compare=False)
+    stays: bool = field(init=False, repr=False, compare=False)
+    record_ids: frozenset[str] = field(init=False, repr=False, compare=False)
 
-    @property
-    def stop(self) -> int:
-        """The position after its last message."""
-        return self.start + len(self.messages)
-
-    @property
-    def stays(self) -> bool:
-        """Whether no strategy may leave it out: a message that is none of its own stands among its messages."""
-        return BETWEEN in self.fault
-
-    @property
-    def record_ids(self) -> frozenset[str]:
-        """The trace_ids of its records, and those they had before their images came."""
-        return frozenset(t for t in (*self.trace_ids, *self.earlier_ids) if t)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", self.start + len(self.messages))
+        object.__setattr__(self, "stays", BETWEEN in self.fault)
+        object.__setattr__(self, "record_ids", frozenset({*self.trace_ids, *self.earlier_ids} - {None, ""}))
 
     @property
     def remark(self) -> str:

@@ -6,7 +6,7 @@ import copy
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, chain, pairwise
@@ -44,7 +44,8 @@ class View(Brief):
     and tokens. ``kept`` are the positions of the messages before the tail that are never dropped: system and
     user messages, assistant text, and interactions that have a message among their own. ``new`` are the interactions
     whose records are not known to be stored: those since ``Transcript.acknowledge()``, and always the tail,
-    which may still grow. ``digests``: of each message.
+    which may still grow. ``digests``: of each message. ``tail`` is the last interaction, ``history`` has those before
+    it; ``full_tokens`` are those of all messages.
     """
 
     messages: Sequence[Any]
@@ -55,11 +56,14 @@ class View(Brief):
     tokens_before: Sequence[int]  # tokens of the first i messages, i = 0 … n
     new: Sequence[Interaction] = ()
     digests: Sequence[bytes] = ()
+    tail: Interaction | None = field(init=False, repr=False, compare=False)
+    history: Sequence[Interaction] = field(init=False, repr=False, compare=False)
+    full_tokens: int = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def history(self) -> Sequence[Interaction]:
-        """The interactions before the tail."""
-        return self.interactions[:-1]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tail", self.interactions[-1] if self.interactions else None)
+        object.__setattr__(self, "history", self.interactions[:-1])
+        object.__setattr__(self, "full_tokens", self.tokens_before[len(self.messages)])
 
     @property
     def past(self) -> Sequence[Interaction]:
@@ -71,16 +75,6 @@ class View(Brief):
         """Tokens of what every context has: anchor, interactions that stay, tail."""
         tail = self.tokens_between(self.tail_start, len(self.messages))
         return tail + sum(self.tokens_between(p, p + 1) for p in self.kept)
-
-    @property
-    def tail(self) -> Interaction | None:
-        """The last interaction."""
-        return self.interactions[-1] if self.interactions else None
-
-    @property
-    def full_tokens(self) -> int:
-        """Tokens of all messages."""
-        return self.tokens_before[len(self.messages)]
 
     def tokens_between(self, start: int, stop: int) -> int:
         """Tokens of the messages from ``start`` up to ``stop``."""

@@ -30,7 +30,6 @@ from memory_bank.service.proxy.send import CONTEXT_MANAGEMENT, send, without_bet
 from memory_bank.service.proxy.shared import BEGINNING, Proxy
 from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, credential_of, request_headers
-from memory_bank.service.security.access import caller_of
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -55,7 +54,7 @@ async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) ->
     without memory for some requests (SessionRefusals); else nothing changes. See ``send``.
     """
     incoming = Request(scope, receive)
-    exchange = Exchange(scope["method"], caller_of(incoming).namespace)
+    exchange = Exchange(scope["method"], scope["state"]["caller"].namespace)
     began, gone, body_was_read = time.perf_counter(), CancelScope(), asyncio.Event()
     watcher = asyncio.create_task(_watch_client(receive, body_was_read, gone))
     try:

@@ -511,6 +511,8 @@ class Rebuilder:
                 known, is_kept = self._offers.get(session_id, (None, False))
             if asks and not is_kept and (stored := self.identity.lineage.offer(session_id)):
                 known, is_kept = stored, True
+        if is_kept and known is Offer.NONE:
+            return None
         offer = self._offer(exchange, session_id, known, messages)
         tools = api.offer_tools(value, _SCHEMAS[offer]) if offer in _SCHEMAS else None
         if session_id is None:
