@@ -36,6 +36,8 @@ MISSES = 3
 A provider that caches may miss the first repetition of a prefix, and some later ones."""
 RETRY_AFTER = 50
 """Answers after which a cache is assumed again."""
+EXCESS = 0.04
+"""The share by which a run may cost more than the full history; 0.05 is promised, and counts differ a little."""
 LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
 """Bounds of ``growth_that_pays`` in tokens, where there is a prefix cache."""
 _USUAL_PRICE = Price(prompt=1.0, completion=5.0, cached=0.1)
@@ -211,7 +213,9 @@ class Charge:
 
     ``standing``: tokens of the context that the one before had, too, 0 where no cache has them; ``is_longer``: it
     begins with that whole one. ``counts``: tokens of the request as memory and as the provider count them, (0, 0)
-    until that is known; ``before``: those of the request before, None where its answer said nothing.
+    until that is known; ``before``: those of the request before, None where its answer said nothing. ``bare``: no
+    cache would have anything of the full history, as nobody else marks it. ``cache_marks``: after how many messages
+    of the context memory marks it, and after how many that are cached; None: as any other.
     """
 
     paid: float
@@ -220,6 +224,8 @@ class Charge:
     is_longer: bool = False
     counts: tuple[int, int] = (0, 0)
     before: tuple[int, int] | None = None
+    bare: bool = False
+    cache_marks: tuple[int, int] | None = None
 
 
 class Ledger:
@@ -231,12 +237,14 @@ class Ledger:
     step costs. ``in_vain``: tokens of the older history when a fold would have removed nothing; None where that has
     not happened since the last fold. A bank keeps all this with the session: ``take`` returns what was added since it
     was asked last. ``beside``: tokens that are sent beside the messages with memory and without, such as the
-    client's tools; ``added``: those that memory adds there.
+    client's tools; ``added``: those that memory adds there. ``unmarked``: a digest of what stands before the
+    messages, where nothing is cached but by memory's marks. Where these are not at the end of a step's context,
+    ``sent`` ends with them, and ``came`` is empty.
     """
 
     def __init__(self, added: int = 0) -> None:
         self.paid = self.full = 0.0
-        self.beside, self.added = 0, added
+        self.beside, self.added, self.unmarked = 0, added, b""
         self.sent: Sequence[bytes] = ()
         self.came: Sequence[bytes] = ()
         self.before: tuple[Sequence[bytes], Sequence[bytes]] = (), ()
@@ -250,12 +258,46 @@ class Ledger:
 
         ``full``: tokens of all messages; ``known`` of them were there one step before.
         """
-        own = self.beside + self.added
+        own, whole = self.beside + self.added, self.beside + full
         if not self.sent:
-            return Charge(ratios.price(own + tokens, 0), ratios.price(self.beside + full, 0))
-        return Charge(
-            ratios.price(own + tokens, own + shared), ratios.price(self.beside + full, self.beside + known)
-        )
+            charge = Charge(ratios.price(own + tokens, 0), ratios.price(whole, 0))
+        else:
+            charge = Charge(
+                ratios.price(own + tokens, own + shared), ratios.price(whole, self.beside + known)
+            )
+        if self.unmarked and (not (self.sent and self.came) or charge.full > whole):
+            charge.bare, charge.full = True, whole
+        return charge
+
+    def mark_cache(
+        self, charge: Charge, cache: PrefixCache, tokens: int, sizes: Sequence[int], shared: int
+    ) -> int:
+        """How many messages of a step's context memory may mark so that the run is hardly dearer; that is charged.
+
+        ``sizes``: the tokens before each message of the context, and of them all; ``shared`` messages are cached.
+        """
+        own, ratios, models = self.beside + self.added, cache.ratios, {*cache.asked, cache.key}
+        # tokens of other models may be cheaper
+        most = min(self.saved, self.saved / len(models)) + (1 + EXCESS) * charge.full
+        cached = cached_tokens(own + sizes[shared]) if shared else 0
+        at = shared if cached else 0
+
+        def price(n: int) -> float:
+            end = own + sizes[n] if n else 0
+            return own + tokens - end + cached * ratios.read + (end - cached) * ratios.write
+
+        kept = (n for n in range(len(sizes) - 1, at, -1) if own + sizes[n] >= CACHE_MINIMUM)
+        marked = next((n for n in kept if price(n) <= max(most, price(at))), at)
+        if marked < len(sizes) - 1:
+            charge.paid = price(marked)
+        if marked < len(sizes) - 1 or not self.came:
+            charge.cache_marks = marked, at
+        return marked
+
+    @property
+    def saved(self) -> float:
+        """The input tokens that may still be paid."""
+        return (1 + EXCESS) * self.full - self.paid
 
     def add(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes] = ()) -> None:
         """Add what a step costs, and keep the digests of its context and of its messages."""
@@ -323,6 +365,11 @@ class PrefixCache:
         return Ratios(read, HOUR_WRITE) if write > 1 and self.cached_for else self._ratios
 
     @property
+    def holds(self) -> bool:
+        """Whether the cache of the model can be expected to have what the session was sent last."""
+        return not self._misses and next(iter(self.asked), self.key) == self.key
+
+    @property
     def is_denied(self) -> bool:
         """Whether the provider reports that nothing is cached."""
         return self._misses >= MISSES
@@ -353,7 +400,10 @@ class PrefixCache:
         before the last mark need not find anything then, and says nothing of the cache.
         """
         stands = charge.before is not None and (charge.is_longer or not by_marks)
-        self.report(charge.standing if stands else 0, cached)
+        standing = charge.standing if stands else 0
+        self.report(
+            standing if charge.cache_marks is None else LEAST_STANDING * bool(charge.cache_marks[0]), cached
+        )
         with self._lock:
             if charge is self._latest and (cached is not None or charge.counts[0]):
                 self._answered = charge.counts
@@ -390,7 +440,8 @@ class PrefixCache:
     def ask(self, idle: float, charge: Charge) -> None:
         """Record a request and its ``charge``. ``idle``: seconds since the session's previous request."""
         with self._lock:
-            asked = {m: round(age + idle, 1) for m, age in self.asked.items()} | {self.key: 0.0}
+            asked = {self.key: 0.0, **{m: round(age + idle, 1) for m, age in self.asked.items()}}
+            asked[self.key] = 0.0
             self.asked = dict(sorted(asked.items(), key=lambda item: item[1])[:MODELS])
             charge.before, self._answered, self._latest = self._answered, None, charge
 

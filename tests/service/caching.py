@@ -17,11 +17,11 @@ class Cached:
     """A script for ScriptedServer: answers "ok" with the tokens that its prefix cache holds of a request.
 
     The Messages API keeps a prefix only at a mark, and looks at the blocks before a mark; the others keep every prefix.
-    ``works``: whether the cache holds anything at all.
+    ``works``: whether the cache holds anything at all. ``minimum``: tokens of the shortest prefix that it keeps.
     """
 
-    def __init__(self, works: bool = True) -> None:
-        self.works = works
+    def __init__(self, works: bool = True, minimum: int = 0) -> None:
+        self.works, self.minimum = works, minimum
         self.kept: set[str] = set()
         self.cached: list[int] = []
         self.usages: list[Usage] = []
@@ -31,14 +31,17 @@ class Cached:
         pieces = _pieces(body)
         texts = [json.dumps(_unmarked(p), sort_keys=True) for p in pieces]
         marks = [i for i, p in enumerate(pieces) if not by_marks or _is_marked(p)]
+        marks = [i for i in marks if sum(map(len, texts[: i + 1])) // 4 >= self.minimum]
         looked = {j for i in marks for j in range(max(0, i - LOOKBACK), i + 1)}
         found = [i for i in looked if "".join(texts[: i + 1]) in self.kept]
         cached = sum(map(len, texts[: max(found, default=-1) + 1])) // 4
+        written = 0
         if self.works:
             self.kept |= {"".join(texts[: i + 1]) for i in marks}
+            written = sum(map(len, texts[: max(marks, default=-1) + 1])) // 4 - cached if by_marks else 0
         self.cached.append(cached)
-        self.usages.append(Usage(sum(map(len, texts)) // 4, cached, 0, 1))
-        return Reply("ok", usage=(self.usages[-1].input, 1), cached=(cached, 0))
+        self.usages.append(Usage(sum(map(len, texts)) // 4, cached, written, 1))
+        return Reply("ok", usage=(self.usages[-1].input, 1), cached=(cached, written))
 
     def paid(self, model: str) -> tuple[int, float]:
         """The tokens of all requests, and what they cost by the list price of a model."""

@@ -270,6 +270,29 @@ def test_without_marks_nothing_is_cached_on_the_messages_api(tmp_path, markers, 
         assert sum(changes(done)[-20:]) >= 18
 
 
+@pytest.mark.parametrize("minimum", [0, 4_096])
+@pytest.mark.parametrize("pauses", [False, True])
+def test_marks_of_memory_cost_hardly_more_than_no_memory_at_any_request(tmp_path, pauses, minimum):
+    """Nothing is cached without them, and what is written is dearer than what is not."""
+    model, upstream, alone = "claude-sonnet-4-5", Cached(minimum=minimum), Cached()
+    with served(upstream, tmp_path) as (server, p):
+        marked = []
+        for n in range(1, 31):
+            task = [said("Check the orders."), *blocks(n, size=3_000)]
+            if pauses and n > 8 and n % 2:  # the provider has forgotten what it was sent
+                upstream.kept.clear()
+                paused(p, "a", 301)
+            step(p, task, model=model, path="/v1/messages", max_tokens=9)
+            alone({"messages": task, "max_tokens": 9})
+            assert upstream.paid(model)[1] <= 1.05 * alone.paid(model)[1], n
+            marked.append("cache_control" in json.dumps(server.requests[-1].body["messages"][-1]))
+    assert alone.usages[-1].cached == 0
+    assert not any(marked[:3])
+    if not pauses:
+        assert all(marked[12:])
+        assert upstream.paid(model)[1] < 0.4 * alone.paid(model)[1]
+
+
 def test_the_answer_is_not_kept_waiting_by_a_step_of_the_session(tmp_path):
     """What is reported is taken on the event loop, while a step may hold the session's lock."""
     with served(Cached(), tmp_path) as (_, p):

@@ -144,7 +144,7 @@ class Session(Closing):
         self.transcript.reset()
         self._caches.clear()
         kept, self.ledger = self.ledger, Ledger(self.ledger.added)
-        self.ledger.beside = kept.beside
+        self.ledger.beside, self.ledger.unmarked = kept.beside, kept.unmarked
         self.over_budget_logged = False
         self.rules_logged.clear()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from memory_bank.bank.session import Session
@@ -141,18 +142,24 @@ def _edited_tokens(view: View, choice: Choice) -> int:
 def charge_step(context: Context, session: Session) -> None:
     """Add what a step costs to the session's ledger, whose context is sent."""
     plan, ledger, view = context.plan, session.ledger, context.plan.view
-    sent = came = view.digests[: len(view.messages)]
-    if same_objects(context, view.messages):
-        length = common_length(ledger.sent, sent)
-        shared = view.tokens_before[length]
-    else:
+    sent: Sequence[bytes] = view.digests[: len(view.messages)]
+    came, sizes = sent, view.tokens_before
+    if not same_objects(context, view.messages):
         measured = [*_measured(context, session.counter)]
         sent = [digest for digest, _ in measured]
-        length = common_length(ledger.sent, sent)
-        shared = sum(tokens for _, tokens in measured[:length])
+        sizes = [*accumulate((tokens for _, tokens in measured), initial=0)]
+    if ledger.unmarked:
+        sent = [digest_of((ledger.unmarked, sent[:1])), *sent[1:]]
+        if not (session.prefix_cache.holds and ledger.sent[:1] == sent[:1]):
+            ledger.sent = ()
+    length = common_length(ledger.sent, sent)
     known = known_tokens(view, ledger)
-    charge = ledger.step(session.prefix_cache.ratios, plan.tokens, shared, plan.full_tokens, known)
-    charge.standing, charge.is_longer = shared, 0 < length == len(ledger.sent)
+    charge = ledger.step(session.prefix_cache.ratios, plan.tokens, sizes[length], plan.full_tokens, known)
+    charge.standing, charge.is_longer = sizes[length], 0 < length == len(ledger.sent)
+    if ledger.unmarked:
+        marked = ledger.mark_cache(charge, session.prefix_cache, plan.tokens, sizes[: len(sent) + 1], length)
+        if marked < len(sent):
+            sent, came = sent[:marked], ()
     session.charge(charge, sent, came)
 
 

@@ -8,7 +8,7 @@ from math import sqrt
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.build import known_tokens
-from memory_bank.pricing import Charge, Ratios
+from memory_bank.pricing import EXCESS, Charge, Ratios
 from memory_bank.transcript.transcript import View
 
 FLOORS = {"careful": 5_000, "thrifty": 3_000}
@@ -18,8 +18,6 @@ WAITS = {"careful": 20_000, "thrifty": 16_000}
 USUAL_READ = 0.1
 """The price of a cached token that the bounds are made for, as a share of the input price."""
 LEAST_SHARE, FOLD_SHARE, MOST_FOLD = 0.12, 0.15, 16_000
-EXCESS = 0.04
-"""The share by which a fold may cost more than the full history; 0.05 is promised, and counts differ a little."""
 CARRIED = 40
 """About how many later steps carry what is added to a list after a compaction, until a fold takes it."""
 LEAST_FOLD = 2_000
@@ -56,22 +54,17 @@ def _step(view: View, session: MemoryBankState, tokens: int) -> Charge:
     return ledger.step(session.prefix_cache.ratios, tokens, min(head, known), view.full_tokens, known)
 
 
-def _saved(session: MemoryBankState) -> float:
-    """The input tokens that may still be paid."""
-    return (1 + EXCESS) * session.ledger.full - session.ledger.paid
-
-
 def charge_whole(view: View, session: MemoryBankState, *, anyway: bool = False) -> bool:
     """Charge the full history instead of the context just charged, if what was saved pays for it, or ``anyway``."""
     ledger, whole = session.ledger, _step(view, session, view.full_tokens).paid
-    if pays := anyway or whole - ledger.last.paid <= _saved(session):
+    if pays := anyway or whole - ledger.last.paid <= ledger.saved:
         ledger.settle(ledger.last, whole, ledger.last.full)
     return pays
 
 
 def tokens_paid_for(session: MemoryBankState) -> int:
     """The tokens that may be added to every later request, so that what was saved pays for them."""
-    return max(0, int(_saved(session) / _carried(session)))
+    return max(0, int(session.ledger.saved / _carried(session)))
 
 
 def charge_added(session: MemoryBankState, tokens: int) -> None:

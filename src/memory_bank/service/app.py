@@ -171,14 +171,15 @@ class Service:
         if sent is not None and sent.input:
             # the Messages API reports zeros where the client marks nothing for the cache
             caches = sent.cached + sent.written > 0 if by_marks else exchange.usage.cached is not None
+            bare = step.charge is not None and step.charge.bare
             own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
             counts = own, full_tokens, step.known_tokens
-            if not step.unchanged or own != full_tokens:  # also a full history that no cache had
-                full = full_usage(sent, *counts, caches=caches, ratio=ratio)
+            if not step.unchanged or own != full_tokens or bare:  # also a full history that no cache had
+                full = full_usage(sent, *counts, caches=caches and not bare, ratio=ratio)
             prefix, charge = step.state.prefix_cache, step.charge
             if charge is not None and ratio and (by_marks or exchange.usage.cached is not None):
                 ratios, settle = prefix.ratios, step.state.ledger.settle
-                if sent.cached + sent.written or not prefix.is_listed:
+                if sent.cached + sent.written or bare or not prefix.is_listed:
                     settle(charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
                 else:  # a cache may be there all the same: tokens alone are taken, which memory may count otherwise
                     settle(charge, charge.paid * sent.input / ratio / max(1, own), charge.full)
@@ -186,6 +187,8 @@ class Service:
         is_as_built = exchange.memory == ("unchanged" if step.unchanged else "rebuilt")
         if is_whole and is_as_built and step.charge is not None:
             cached = exchange.usage.cached if exchange.usage.untold is None else None
+            if cached == 0 and sent is not None and step.charge.bare:  # what is written can be read
+                cached = sent.written
             step.state.prefix_cache.answered(step.charge, cached, by_marks=by_marks)
         refused = exchange.reason in (REFUSED, THINKING_LEFT_OUT)
         status = "refused" if refused else "failed" if step.broke else exchange.memory

@@ -40,7 +40,7 @@ from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.context.policies.evidence import choose_standing
 from memory_bank.context.policies.plain import choose_all
-from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
+from memory_bank.errors import ConfigError, EmbeddingError, HistoryError, NotFoundError, StorageError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope
@@ -55,6 +55,7 @@ from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import folder_of
 from memory_bank.transcript.messages import check_messages, check_shape, content_text, read, same_objects
 from memory_bank.transcript.tokens import ENCODING, is_loading, open_counter
+from memory_bank.transcript.transcript import digest_of
 from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.Service")
@@ -85,7 +86,8 @@ class Rebuilt(StepFigures):
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
     and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``charge``: what
-    the step costs as far as is known. ``fates``: see StepToStore. ``control``: the session is left without memory.
+    the step costs as far as is known. ``cache_marks``: the beginnings of what is written at whose ends memory marks
+    it; None: as any other. ``fates``: see StepToStore. ``control``: the session is left without memory.
     ``broke``: why the context that was made is not sent; None where it is, or where none was made.
     """
 
@@ -99,6 +101,7 @@ class Rebuilt(StepFigures):
     plan: Plan | None = field(default=None, repr=False)
     state: Session = field(repr=False)
     charge: Charge | None = field(default=None, repr=False)
+    cache_marks: Sequence[Sequence[object]] | None = field(default=None, repr=False)
     fates: Mapping[str, Sequence[int]] | None = field(default=None, repr=False)
     control: bool = False
     broke: str | None = None
@@ -198,6 +201,7 @@ class Sessions:
         added: str = "",
         origin: tuple[str | None, str] = (None, ""),
         cached_for: int = 0,
+        is_unmarked: bool = False,
         sends: Callable[[], bool] = lambda: True,
         lineage: Operation[bool] | None = None,
     ) -> Rebuilt:
@@ -209,7 +213,8 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
-        ``cached_for``: seconds for which the request asks the provider to keep its prefix. ``origin``: the project
+        ``cached_for``: seconds for which the request asks the provider to keep its prefix. ``is_unmarked``:
+        nothing of it is cached but by memory's marks. ``origin``: the project
         that the request names, else its first prompts do, and its user agent, for a session that has none yet; of
         ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the context is sent, asked once it is
         built; else no step is recorded or charged. ``lineage`` is stored with what is new, if it returns True; else
@@ -243,6 +248,7 @@ class Sessions:
                 counter = state.counter if state.is_prepared else open_counter()
                 state.ledger.added = count_once(counter.count_text, added)
                 state.ledger.beside = count_once(counter.count_text, beside) if beside else 0
+                state.ledger.unmarked = digest_of((beside, added)) if is_unmarked else b""
                 if isinstance(state, MemoryBankState):
                     state.lineage = lineage and partial(_go_on, lineage)
                 elif lineage is not None:
@@ -265,12 +271,13 @@ class Sessions:
                 unchanged = same_objects(context, messages)
                 written = context if unchanged or form is None else leaving
                 changed_at, changed = change_since(kept.sent, context, context)
-                changes_again = kept.changed and changed_at is not None
+                changes_again = kept.changed and changed_at is not None  # nothing more need be marked then
                 kept.sent, kept.changed = context, changed_at is not None
-                charge, records, fates = None, 0, None
+                charge, records, fates, cache_marks = None, 0, None, None
                 if isinstance(state, MemoryBankState):
                     records = len(state.steps)
                     charge = None if state.ledger.last is charged else state.ledger.last
+                    cache_marks = _ends(charge, form, chat, cached=changes_again)
                     fates = None if plan is None else state.fates(plan)
         more = count_once(state.counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
@@ -301,6 +308,7 @@ class Sessions:
             fates=fates,
             control=control,
             broke=plan.why_unchanged if plan and plan.rule else None,
+            cache_marks=cache_marks,
         )
         kept.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
         if self._on_rebuilt is not None:
@@ -647,6 +655,17 @@ def _go_on(lineage: Operation[bool], c: Connection) -> None:
     """Add a request to its session. Raises NotSentError where another one was faster."""
     if not lineage(c):
         raise NotSentError
+
+
+def _ends(
+    charge: Charge | None, form: Form | None, context: object, *, cached: bool
+) -> list[list[Any]] | None:
+    """The beginnings of what is written at whose ends memory marks it, or of what is cached; None: as any other."""
+    if charge is None or charge.cache_marks is None or form is None or not isinstance(context, Context):
+        return None
+    with suppress(HistoryError):
+        return [form.source.write(context.entries[:n], context.since) for n in charge.cache_marks[cached:]]
+    return []
 
 
 @lru_cache(maxsize=32)

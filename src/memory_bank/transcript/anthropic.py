@@ -507,6 +507,7 @@ def with_cache_marks(
     counts: Sequence[int] | None = None,
     *,
     stands: bool = True,
+    ends: Sequence[Sequence[Any]] | None = None,
 ) -> list[Any] | None:
     """The messages to be sent for a request with cache marks; None where they need none.
 
@@ -514,7 +515,8 @@ def with_cache_marks(
     as far as the client has no mark at the end and the API allows it: four marks with the client's. Where those are
     four, the anchor gets the client's mark before its last. A request that goes as it came, with a mark of its own at
     its end, is not changed. ``stands``: the next context will begin as this one; else only the anchor does.
-    ``counts``: the cache marks of each message, where they are known.
+    ``counts``: the cache marks of each message, where they are known. ``ends``: the beginnings of the messages whose
+    ends are marked instead, the longest first; no mark stands behind them.
 
     A mark before one with a longer lifetime gets that lifetime, as the API demands.
     """
@@ -535,9 +537,14 @@ def with_cache_marks(
         blocks = _places(messages)
         calls = next((p.message for p, block in blocks if _type(block) == "tool_use"), len(messages))
         anchor = chain(_places(messages, every[:calls], -1))
-    ends = [] if is_marked or not stands else [_places(messages, every[-1:], -1)]
+    late = [] if is_marked or not stands else [_places(messages, every[-1:], -1)]
+    early = [_places(messages, every[:last] if stands else (), -1)]
+    if ends is not None:
+        late = [_places(end, step=-1) for end in ends]
+        most = next((p for end in ends for p, _ in _places(end, step=-1)), None)
+        anchor, early = chain(found for found in anchor if most and found[0] <= most), []
     out, around = list(messages), cache_marks_beside(request)
-    for found in (*ends, anchor, _places(messages, every[:last] if stands else (), -1)):
+    for found in (*late, anchor, *early):
         place = next((p for p, block in found if _takes_cache_mark(block)), None)
         if place is None:
             continue

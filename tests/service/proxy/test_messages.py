@@ -266,7 +266,10 @@ def marks_in(messages):
 
 
 def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
-    """At the last block, at that of the request before, and at the end of the anchor, which a fold reads again."""
+    """At the last block, at that of the request before, and at the end of the anchor, which a fold reads again.
+
+    The first requests are marked in part: what is written to the cache is dearer than what is not.
+    """
     cache = Cached()
     with served(cache, tmp_path, inject_tools=False) as (server, p):
         everything = rounds(110, size=180)
@@ -275,10 +278,13 @@ def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
             assert ask(p, [user(TASK), *everything[:n]], system=SYSTEM).status == 200
             messages = server.requests[-1].body["messages"]
             marks = marks_in(messages)
-            assert marks[-1] == (len(messages) - 1, 0)
             exchange = p.told(n // 2)[-1]
+            if exchange.step.charge.cache_marks is not None:
+                assert n <= 12
+                continue
+            assert len(marks) == 3
             assert marks[0] == (0, 0)
-            assert len(marks) == min(3, n // 2 + 1)
+            assert marks[-1] == (len(messages) - 1, 0)
             read.append(exchange.usage.cached)
             folds.append(exchange.memory == "rebuilt" and exchange.step.changed_at is not None)
         assert server.refused == []
@@ -372,7 +378,7 @@ def test_marks_that_upstream_refuses_are_left_out_from_then_on(tmp_path):
         return fail(400, "Extra inputs are not permitted") if cache_marks(body["messages"]) else say("ok")
 
     with served(refuse, tmp_path, inject_tools=False) as (server, p):
-        came = ask(p, LONG[:3])
+        came = ask(p, LONG[:3], system=[{"type": "text", "text": SYSTEM, **MARK}])  # so that no request waits
         assert (came.status, came.header(b"x-memory-reason")) == (200, b"upstream refused cache marks")
         assert [cache_marks(r.body["messages"]) for r in server.requests] == [2, 0]
         assert ask(p).header(b"x-memory-status") == b"rebuilt"
@@ -533,7 +539,7 @@ def test_counting_counts_the_rebuilt_context_and_records_nothing(tmp_path):
         sent = server.requests[-1].body["messages"]
         assert server.requests[0].body["messages"] == unmarked(sent)  # what is counted is what is sent
         assert server.requests[0].body["tools"] == server.requests[-1].body["tools"]
-        assert cache_marks(sent) == 3
+        assert cache_marks(sent) == 2
         post(
             p.port,
             "/v1/messages/count_tokens",

@@ -243,12 +243,17 @@ class Dialect:
         conversation: Sequence[object],  # noqa: ARG002
         *,
         stands: bool,  # noqa: ARG002
+        ends: Sequence[Sequence[object]] | None = None,  # noqa: ARG002
     ) -> list[object] | None:
         """Return the conversation with cache marks added, or None if this API needs no marks.
 
-        ``stands``: the next request will begin with this conversation.
+        ``stands``: the next request will begin with this conversation. ``ends``: see with_cache_marks.
         """
         return None
+
+    def is_unmarked(self, body: Body) -> bool:  # noqa: ARG002
+        """Whether nothing of a request is cached unless memory marks it."""
+        return False
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """The tools of a request followed by memory tools; None where these cannot be offered."""

@@ -29,6 +29,7 @@ from memory_bank.transcript.anthropic import (
     Thinking,
     answered_turn,
     cache_marks,
+    cache_marks_beside,
     drops_blocks,
     from_anthropic,
     thinking_rule,
@@ -119,9 +120,20 @@ class MessagesDialect(Dialect):
         off = {"thinking": {"type": "disabled"}} if must_think and answered_turn(messages) is not None else {}
         return {self.key: stripped, **off}
 
-    def mark_cache(self, body: Body, conversation: Sequence[object], *, stands: bool) -> list[object] | None:
+    def mark_cache(
+        self,
+        body: Body,
+        conversation: Sequence[object],
+        *,
+        stands: bool,
+        ends: Sequence[Sequence[object]] | None = None,
+    ) -> list[object] | None:
         counts = body.memo.of_each("marks", conversation, cache_marks)
-        return with_cache_marks(body.value, conversation, counts, stands=stands)
+        return with_cache_marks(body.value, conversation, counts, stands=stands, ends=ends)
+
+    def is_unmarked(self, body: Body) -> bool:
+        counts = body.memo.of_each("marks", body.value[self.key], cache_marks)
+        return not (any(counts) or cache_marks_beside(body.value))
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         # its choices in the words of the other APIs

@@ -426,6 +426,7 @@ class Rebuilder:
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
                     cached_for=cached_for,
+                    is_unmarked=self._adds_marks(namespace, match.name) and api.is_unmarked(exchange.body),
                     origin=(project, exchange.client_headers.get("user-agent") or ""),
                 )
                 break
@@ -444,7 +445,9 @@ class Rebuilder:
             return
         # what changes at each step would be written to the cache and never be read
         written = value[api.key] if step.unchanged else step.written
-        self._put(exchange, written, stands=not step.changes_again, marks=not step.control)
+        self._put(
+            exchange, written, stands=not step.changes_again, marks=not step.control, ends=step.cache_marks
+        )
         exchange.memory = "unchanged" if step.unchanged else "rebuilt"
         control = "control group (holdout)" if step.control else None
         exchange.reason = COMPACTION if is_summary else control or step.broke
@@ -472,20 +475,29 @@ class Rebuilder:
             exchange.memory, exchange.reason = "rebuilt", f"{exchange.reason}: {CONTINUED}"
 
     def _put(
-        self, exchange: Exchange, written: Sequence[object], *, stands: bool = False, marks: bool = False
+        self,
+        exchange: Exchange,
+        written: Sequence[object],
+        *,
+        stands: bool = False,
+        marks: bool = False,
+        ends: Sequence[Sequence[object]] | None = None,
     ) -> None:
         """Put a conversation into a request, with cache marks (``marks``) where its API needs them.
 
-        ``stands``: the next one will begin with it.
+        ``stands``: the next one will begin with it. ``ends``: see with_cache_marks.
         """
         api = exchange.api
         is_same = same_objects(written, exchange.body.value[api.key])
         exchange.memory = "unchanged" if is_same else "rebuilt"
         exchange.arrays = {} if exchange.memory == "unchanged" else {api.key: written}
-        if marks and self.marks_cache and (exchange.namespace, exchange.session) not in self.refusing_marks:
-            own = api.mark_cache(exchange.body, written, stands=stands)
+        if marks and self._adds_marks(exchange.namespace, exchange.session):
+            own = api.mark_cache(exchange.body, written, stands=stands, ends=ends)
             if own is not None:
                 exchange.arrays = {api.key: own}
+
+    def _adds_marks(self, namespace: str | None, session: str | None) -> bool:
+        return self.marks_cache and (namespace, session) not in self.refusing_marks
 
     def _offered(
         self,
