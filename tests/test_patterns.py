@@ -28,7 +28,7 @@ FIRST, SHORT, LONG = 300, 4_000, 16_000
 OF_FORMS = 100, 1_000, 4_000  # there are hundreds of them
 ENOUGH = 4e-3  # seconds for the short text, that nothing but a linear expression keeps
 GROWTH = 9  # four times the length, so 4 is linear and 16 quadratic
-MOST = 24  # texts of one expression
+MOST = 16  # texts of one expression
 CHARACTERS = "a1 Ax_-/.\"'\n:=\\é中,(<[{\x00"
 METHODS = {"match", "fullmatch", "search", "finditer", "findall", "sub", "subn", "split"}
 MATCHED = {"_RE", "_SINGLE", "_DOUBLE", "_LABEL", "_BULLET"}  # are matched at a place, by another name

@@ -49,11 +49,10 @@ async def run(server, memory, shop, api, stream, named):
 @pytest.mark.parametrize(
     ("api", "stream", "named"),
     [
-        ("chat", False, True),
         ("responses", True, True),
         *(
-            pytest.param(api, stream, False, marks=pytest.mark.long)
-            for api, stream in (("chat", True), ("responses", False))
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("chat", False, True), ("chat", True, False), ("responses", False, False))
         ),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_late_step_takes_at_most_about_twice_the_work_of_an_early_one():
     processor = MemoryProcessor()
     messages = [user("Check the orders.")]
     work, folds, before = [], [], 0
-    for n in range(330):
+    for n in range(240):
         rows = json.dumps([{"order": f"O-{n}-{i}", "total": i, "note": "as agreed"} for i in range(10)])
         messages += [call((f"c{n}", "get_orders", {"page": f"P-{n}"})), result(f"c{n}", rows)]
         work.append(calls_of(partial(processor.apply_strategy, messages)))

@@ -256,7 +256,7 @@ NOTE = "\n\n(The output was cut: the whole is in out.json)"
 def test_json_that_was_cut_off_is_shown_densely_with_all_that_it_holds(note, ascii_only, wrapped):
     text = json.dumps(LONG, indent=2, ensure_ascii=ascii_only)
     text = json.dumps({"type": "text", "text": text}) if wrapped else text
-    for at in range(len(text) // 2, len(text) - 40, 7):
+    for at in range(len(text) // 2, len(text) - 40, 13):
         output = read_output(text[:at] + note)
         assert output.value is not None
         assert output.rest.strip().endswith(note.strip())
