@@ -554,7 +554,7 @@ def test_the_next_items_of_a_list_that_is_worked_off_stay_in_sight(form, order):
 @pytest.mark.parametrize("form", ["JSON", "table", "lines"])
 def test_a_list_whose_items_are_used_in_any_order_stays_in_sight(form):
     """Any item may come next: those whose rows do not fit are named without them, for a bounded part of the budget."""
-    ids = [f"ORD-{7919 * n % 99991:05d}{chr(65 + n % 23)}X" for n in range(120)]
+    ids = [f"ORD-{7919 * n % 99991:05d}{chr(65 + n % 23)}X" for n in range(90)]
     messages = [user("Check every order."), call(("l", "list_orders", {})), result("l", _orders(form, ids))]
     settings = FOLDING | {"history_budget": 3_000, "refresh_after": 5_000, "first_sight": 0}
     processor, folds, before = MemoryProcessor(Config(memory_strategies={"memory_bank": settings})), 0, 0

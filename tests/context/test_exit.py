@@ -41,8 +41,16 @@ def walk(steps: list[Chat], wire: str, key: str = "folding") -> MemoryProcessor:
     return processor
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("kind", sorted(set(KINDS)))
+@pytest.mark.parametrize(
+    ("kind", "wire"),
+    [
+        pytest.param(
+            kind, wire, marks=[pytest.mark.long] if (i + j) % 3 else []
+        )  # each kind over one of them
+        for i, kind in enumerate(sorted(set(KINDS)))
+        for j, wire in enumerate(WIRES)
+    ],
+)
 def test_a_session_with_an_odd_turn_is_folded_and_no_worse(kind: str, wire: str) -> None:
     kinds = ["call", kind, "call", kind, *["call"] * 6]
     processor = walk(session(kinds), wire)

@@ -335,7 +335,7 @@ def test_with_any_marks_of_the_client_no_request_leaves_with_more_than_four(tmp_
     """What leaves is counted after memory has set its own marks; a client with more is refused for its own."""
     with served(lambda body: say("ok"), tmp_path) as (server, p):
         for count in range(7):
-            for stop in (3, len(LONG) - 2, len(LONG)):
+            for stop in (3, len(LONG)):
                 messages, members = json.loads(json.dumps(LONG[:stop])), {}
                 own = dict.fromkeys(("system", "tools", "messages", "around"), 0)
                 for n in range(count):
