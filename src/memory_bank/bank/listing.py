@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -128,10 +129,20 @@ _DETAILS = _BASE.add_columns(
 def _by_session(
     table: sa.Table, where: sa.ColumnElement[bool] | None = None, /, **figures: sa.ColumnElement[Any]
 ) -> sa.Select[Any]:
-    """Figures of the sessions of the parameter ``ids``, in one pass over their rows."""
+    """Figures of all sessions, in one pass over their rows."""
     named = (value.label(name) for name, value in figures.items())
-    found = sa.select(table.c.session_id, *named).where(table.c.session_id.in_(IDS))
-    return (found if where is None else found.where(where)).group_by(table.c.session_id)
+    found = sa.select(table.c.session_id, *named).group_by(table.c.session_id)
+    return found if where is None else found.where(where)
+
+
+def _read(c: Connection, figures: sa.Select[Any], ids: Sequence[str] | None) -> Any:
+    """Figures of some sessions, or of all (None)."""
+    return c.execute(figures) if ids is None else c.execute(_of_ids(figures), {"ids": ids})
+
+
+@cache
+def _of_ids(figures: sa.Select[Any]) -> sa.Select[Any]:
+    return figures.where(figures.selected_columns.session_id.in_(IDS))
 
 
 _kept = {n: sum_of(sums.c[n]) for n in ("records", "insights", "steps", "full_tokens", "tokens")}
@@ -154,7 +165,7 @@ def has_session(database: Database, session_id: str) -> bool:
 def list_sessions(database: Database, *, is_short: bool = False) -> list[SessionInfo]:
     """All sessions, deleted ones included, the last written first; ``is_short``: without counts of rows that wait."""
     with database.snapshot() as c:
-        found = _details(c, _DETAILS, () if is_short else _FIGURES)
+        found = _details(c, _DETAILS, () if is_short else _FIGURES, every=True)
     return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))
 
 
@@ -260,31 +271,30 @@ def namespace_totals(database: Database, namespace: str | None) -> NamespaceTota
 
 
 def _details(
-    c: Connection, query: sa.Select[Any], figures: Sequence[sa.Select[Any]] = _FIGURES
+    c: Connection, query: sa.Select[Any], figures: Sequence[sa.Select[Any]] = _FIGURES, *, every: bool = False
 ) -> list[SessionInfo]:
-    found: list[SessionInfo] = []
-    for part in in_parts(c.execute(query).mappings().all(), _AT_ONCE):
-        each = {row["session_id"]: {**row, "task": row.get("task") or ""} for row in part}
-        values = {"ids": list(each)}
+    """The sessions of a query; ``every``: nearly all of the bank, whose figures are read in one pass each."""
+    each = {row["session_id"]: {**row, "task": row.get("task") or ""} for row in c.execute(query).mappings()}
+    for part in [None] if every else in_parts(list(each), _AT_ONCE):
         for figure in figures:
-            for row in c.execute(figure, values).mappings():
-                each[row["session_id"]] |= row
-        for session_id, facts, summaries, *tokens in c.execute(_KEPT_EACH, values):
+            for row in _read(c, figure, part).mappings():
+                each.get(row["session_id"], {}).update(row)
+        for session_id, facts, summaries, *tokens in _read(c, _KEPT_EACH, part):
             kept = {"records": int(facts), "insights": int(summaries), "tokens": Tokens(*map(int, tokens))}
-            each[session_id] |= kept
-        for session_id, count in _unobserved(c, list(each)).items() if figures is _FIGURES else ():
-            each[session_id]["unobserved"] = count
-        found += (SessionInfo(**{**row, "calls": int(row.get("calls", 0))}) for row in each.values())
-    return found
+            each.get(session_id, {}).update(kept)
+        for session_id, count in _unobserved(c, part).items() if figures is _FIGURES else ():
+            each.get(session_id, {})["unobserved"] = count
+    return [SessionInfo(**{**row, "calls": int(row.get("calls", 0))}) for row in each.values()]
 
 
-def _unobserved(c: Connection, session_ids: Sequence[str]) -> Counter[str]:
-    """The number of records that need an insight and have none, by session."""
+def _unobserved(c: Connection, session_ids: Sequence[str] | None) -> Counter[str]:
+    """The number of records that need an insight and have none, by session; None: of all."""
     heads = (first_bytes(_r.output, len(m)) == sa.literal(m.encode(), sa.LargeBinary) for m in MARKS)
     bare = (  # a subquery: PostgreSQL does not see that two expressions with parameters are equal
         sa.select(_r.session_id, _r.tool_name, sa.or_(~_r.output_verbatim, *heads).label("may_be_answer"))
         .select_from(records.outerjoin(insights, INSIGHT_OF_RECORD))
-        .where(_r.session_id.in_(session_ids), _i.seq.is_(None), HAS_CONTENT)
+        .where(sa.true() if session_ids is None else _r.session_id.in_(session_ids))
+        .where(_i.seq.is_(None), HAS_CONTENT)
         .subquery()
     )
     found: Counter[str] = Counter()
