@@ -251,7 +251,15 @@ class Ledger:
         self.in_vain: int | None = None
         self.last = Charge(0.0, 0.0)
         self._untaken = 0.0, 0.0
+        self._shared: tuple[object, object, int, int] = (), (), 0, 0
         self._lock = threading.Lock()
+
+    def shared_with(self, digests: Sequence[bytes]) -> int:
+        """With how many messages a list begins as the one before; it is asked several times of a growing list."""
+        came, known, size, _ = self._shared
+        if came is not self.came or known is not digests or size != len(digests):
+            self._shared = self.came, digests, len(digests), common_length(self.came, digests)
+        return self._shared[3]
 
     def step(self, ratios: Ratios, tokens: int, shared: int, full: int, known: int) -> Charge:
         """The cost of a step with ``tokens`` of messages, of which ``shared`` begin the context before, too.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.chats import call, result, system, user
 from tests.examples import first_short
 
-from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryProcessor
+from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryBankState, MemoryProcessor
 from memory_bank.audit.costs import Costs, ScriptedCache
 from memory_bank.config import Config
 from memory_bank.context.fold_rule import (
@@ -212,6 +212,22 @@ def test_a_fold_that_would_remove_nothing_is_not_made_and_not_tried_at_every_ste
         processor.apply_strategy(messages, "b", model="m")
         plan = processor.state("b").last_plan
         assert plan.tokens <= plan.full_tokens
+
+
+def test_what_a_fold_needs_is_read_after_an_answer_before_it_once_its_price_is_nearly_saved():
+    processor = MemoryProcessor(config_at("0.1/1.25"), lambda: MemoryBankState(defer=True))
+    read = []  # the older tokens of the steps after which it was read, up to the fold
+    for messages in made_run(1, tokens=500, length=90):
+        processor.apply_strategy(messages, "b", model="m")
+        if (plan := processor.state("b").last_plan).fold:
+            break
+        processor.state("b").finish()
+        if processor.state("b").cache("evidence").memory is not None:
+            read.append(plan.full_tokens - plan.kept_tokens)
+    assert plan.fold
+    assert len(read) > 3
+    assert read[0] > WAITS["careful"]
+    processor.close()
 
 
 def test_what_was_reported_takes_the_place_of_what_was_estimated():

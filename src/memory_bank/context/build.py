@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from memory_bank.bank.session import Session
@@ -13,12 +12,11 @@ from memory_bank.config import MemoryBankSettings
 from memory_bank.context.render import host_of, memory_message, render
 from memory_bank.faults import fault_point
 from memory_bank.plan import Choice, Context, Plan
-from memory_bank.ports import TokenCounter
 from memory_bank.pricing import Ledger, common_length
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import record_tool, same_objects
 from memory_bank.transcript.transcript import View, digest_of, is_same
-from memory_bank.transcript.turns import ADDED
+from memory_bank.transcript.turns import ADDED, Entry
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -145,9 +143,7 @@ def charge_step(context: Context, session: Session) -> None:
     sent: Sequence[bytes] = view.digests[: len(view.messages)]
     came, sizes = sent, view.tokens_before
     if not same_objects(context, view.messages):
-        measured = [*_measured(context, session.counter)]
-        sent = [digest for digest, _ in measured]
-        sizes = [*accumulate((tokens for _, tokens in measured), initial=0)]
+        sent, sizes = _measured(context, session)
     if ledger.unmarked:
         sent = [digest_of((ledger.unmarked, sent[:1])), *sent[1:]]
         if not (session.prefix_cache.holds and ledger.sent[:1] == sent[:1]):
@@ -165,23 +161,52 @@ def charge_step(context: Context, session: Session) -> None:
 
 def known_tokens(view: View, ledger: Ledger) -> int:
     """The tokens of the messages with which the list begins as at the step before."""
-    return view.tokens_before[common_length(ledger.came, view.digests[: len(view.messages)])]
+    return view.tokens_before[min(ledger.shared_with(view.digests), len(view.messages))]
 
 
-def _measured(context: Context, counter: TokenCounter) -> Iterator[tuple[bytes, int]]:
-    """The digest and the tokens of each message of a context."""
-    view, edits, in_memory = context.plan.view, context.plan.edits, context.plan.memory_tokens
-    for (position, change), message in zip(context.entries, context, strict=True):
-        if position is not None and not change:
-            yield view.digests[position], view.tokens_between(position, position + 1)
-        elif position is not None and position in edits:
-            yield edits[position].digest, edits[position].tokens
-        elif position is None and message == context.plan.memory:
-            yield digest_of(message), in_memory
-        elif position is not None and position == context.plan.host:
-            yield digest_of(message), in_memory + view.tokens_between(position, position + 1)
+@dataclass(slots=True)
+class _Measured:
+    """The digests of the last context's messages and the tokens before each, and what they were made of."""
+
+    made_of: tuple[object, ...] = ()
+    came: Sequence[bytes] = ()
+    entries: Sequence[Entry] = ()
+    digests: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=lambda: [0])
+
+
+def _measured(context: Context, session: Session) -> tuple[list[bytes], list[int]]:
+    """The digests of a context's messages and the tokens before each; what the last one began with is known."""
+    plan, last = context.plan, session.cache("measured", _Measured)
+    view, edits, entries = plan.view, plan.edits, context.entries
+    made_of = session.counter, plan.memory_tokens, plan.host, plan.memory
+    is_alike = view.digests is last.came and made_of == last.made_of  # a list that has only grown
+    known = common_length(last.entries, entries) if is_alike else 0
+    digests, sizes = last.digests[:known], last.sizes[: known + 1]
+    for (position, change), message in zip(entries[known:], context[known:], strict=True):
+        if position is not None and position in edits and change:
+            digest, tokens = edits[position].digest, edits[position].tokens
+        elif position is None:
+            digest = digest_of(message)
+            is_memory = message == plan.memory
+            tokens = plan.memory_tokens if is_memory else session.counter.count_message(message)
         else:
-            yield digest_of(message), counter.count_message(message)
+            digest = digest_of(message) if change else view.digests[position]
+            tokens = view.tokens_between(position, position + 1)
+            if change and position == plan.host:
+                tokens += plan.memory_tokens
+            elif change:
+                tokens = session.counter.count_message(message)
+        digests.append(digest)
+        sizes.append(sizes[-1] + tokens)
+    last.made_of, last.came, last.entries, last.digests, last.sizes = (
+        made_of,
+        view.digests,
+        entries,
+        digests,
+        sizes,
+    )
+    return digests, sizes
 
 
 def _record_plan(plan: Plan, session: Session) -> None:

@@ -15,7 +15,13 @@ from memory_bank.plan import Choice, Context, Form, Plan
 from memory_bank.pricing import common_length
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, Thinking, answered_turn, cache_marks
 from memory_bank.transcript.chat import CHAT
-from memory_bank.transcript.messages import MessageKind, content_text, is_text_part, read, same_objects
+from memory_bank.transcript.messages import (
+    MessageKind,
+    content_text,
+    is_text_part,
+    read,
+    same_objects,
+)
 from memory_bank.transcript.transcript import copy_of, is_same
 from memory_bank.transcript.turns import Part, PartWire, Wire
 
@@ -57,31 +63,29 @@ def leave(
             sent = form.finish(written, form.source.place_of(context.since))
         passed = session.cache("passed", _Passed)
         shared = common_length(passed.sent, sent)
-        rule = "" if passed.keeps_prefix(context.plan, shared, came) else PREFIX
-        if not rule and not _goes_on(sent, came, wire, passed, shared):
+        known = common_length(passed.came, came)
+        rule = "" if passed.keeps_prefix(context.plan, shared, len(came), known) else PREFIX
+        if not rule and not _goes_on(sent, came, wire, shared, known):
             rule = broken_rule(sent, came, wire, Thinking.KEEP if form is None else form.thinking)
     except HistoryError as e:
         sent, rule = came, str(e).partition(":")[0]
     if rule:
         return _kept_back(context, messages, session, rule), came
-    shown = (
-        came
-        if form is not None
-        else (came[p] for p, change in context.entries if p is not None and not change)
+    new = context.entries[shared:] if form is None else ()
+    own = set(
+        map(id, (came[p] for p, change in new if p is not None and not change) if form is None else came)
     )
-    own, before = set(map(id, shown)), passed.sent[:shared]  # the caller may change what is not its own
-    passed.sent = [m if id(m) in own else before[n] if n < shared else copy_of(m) for n, m in enumerate(sent)]
+    # the caller may change what is not its own
+    passed.sent = [*passed.sent[:shared], *(m if id(m) in own else copy_of(m) for m in sent[shared:])]
     passed.came = [*came]
     if form is None:  # what leaves may be changed by the caller; the edits are used again
-        edits, given = context.plan.edits, passed.given
-        passed.given = {}
-        for n, (position, change) in enumerate(context.entries):
-            if change and position in edits:
-                kept = given.get(id(context[n]))
-                if kept is None or not is_same(*kept):
-                    kept = context[n], copy_of(context[n])
-                passed.given[id(kept[0])] = kept
-                context[n] = kept[1]
+        edits = context.plan.edits
+        edited = {
+            n: context[n] for n, (place, change) in enumerate(context.entries) if change and place in edits
+        }
+        passed.give([*edited.values()])
+        for n, given in zip(edited, passed.given, strict=True):
+            context[n] = given
     elif not same_objects(sent, came):
         session.recount(context, form.read(sent))
     return context, sent
@@ -91,36 +95,46 @@ def leave(
 class _Passed:
     """The lists that were sent and that came last, the fold, and how many contexts in a row broke a prefix.
 
-    ``given``: the edited messages of the last context, each with the copy that the caller has.
+    ``edited``: the edited messages of the last context; ``given``: the copies of them that the caller has.
     """
 
     sent: Sequence[Any] = ()
     came: Sequence[Any] = ()
     fold: tuple[object, ...] = ()
-    given: dict[int, tuple[object, object]] = field(default_factory=dict)
+    edited: Sequence[Any] = ()
+    given: Sequence[Any] = ()
     breaks: int = 0
 
-    def keeps_prefix(self, plan: Plan, shared: int, came: Sequence[Any]) -> bool:
+    def give(self, edited: Sequence[Any]) -> None:
+        """Copy the edited messages of a context; copies that the caller has not changed are given again."""
+        known = common_length(self.edited, edited)
+        given = [*self.given[:known]]
+        if common_length(given, edited) < known:
+            given = [g if is_same(e, g) else copy_of(e) for e, g in zip(edited, given, strict=False)]
+        self.edited, self.given = edited, [*given, *map(copy_of, edited[known:])]
+
+    def keeps_prefix(self, plan: Plan, shared: int, came: int, known: int) -> bool:
         """Return whether contexts begin as those before; False for good after two in a row of one fold that do not.
 
         Each would be written to the provider's cache anew. What the client changed itself, such as the place of a
-        cache mark, does not count. ``shared``: with how many messages the list begins that was sent last.
+        cache mark, does not count. ``shared``: with how many messages the list begins that was sent last; of those
+        that ``came`` the first so many are ``known``.
         """
         # a fold that is not stored may be made anew at each step
         fold = (plan.fold, plan.choice.since) if plan.fold else (plan.unchanged and bool(plan.edits),)
-        if self.breaks < BREAKS and any(fold) and fold == self.fold and len(came) > len(self.came):
-            changed = len(self.sent) - shared, len(self.came) - common_length(self.came, came)
-            self.breaks = self.breaks + 1 if changed[0] > changed[1] else 0
+        if self.breaks < BREAKS and any(fold) and fold == self.fold and came > len(self.came):
+            is_broken = len(self.sent) - shared > len(self.came) - known
+            self.breaks = self.breaks + 1 if is_broken else 0
         self.fold = fold
         return self.breaks < BREAKS
 
 
-def _goes_on(sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any], passed: _Passed, shared: int) -> bool:
+def _goes_on(sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any], shared: int, known: int) -> bool:
     """Return whether both lists go on as those before, which broke no rule, so that these break none."""
     first = shared - 1  # the last message that is known stands before the new ones in both
     at = len(came) - len(sent) + first
     is_same_end = shared > 0 <= at and same_objects(sent[first:], came[at:])
-    if not is_same_end or common_length(passed.came, came) <= at:
+    if not is_same_end or known <= at:
         return False
     # who spoke last may be somebody else in the one list than in the other
     new, speaks = sent[shared:], (MessageKind.USER, MessageKind.SAY)

@@ -29,7 +29,7 @@ from memory_bank.context.first_sight import first_sight
 from memory_bank.context.fold_rule import CARRIED, fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
-from memory_bank.pricing import LEAST_GROWTH, common_length, growth_that_pays
+from memory_bank.pricing import LEAST_GROWTH, growth_that_pays
 from memory_bank.selection.effects import is_failure
 from memory_bank.selection.files import FileCopy, Files
 from memory_bank.transcript.chat import edited_message
@@ -57,6 +57,8 @@ MOST_STORED = 2**63 - 1
 """The largest number that a row of a bank takes: whoever gives more to `refresh_after` means never."""
 NEAR = 0.7
 """The share of the growth from which the next fold is prepared, after the answer."""
+ROOM = 1.5
+"""Such a multiple of the room for its price is to hold it then: else it is far, or never comes."""
 SHORT = "the older history is shorter than a fold and its growth"
 WAITING = "the older history is too short for a first fold"
 DEAR = "with a fold the run would have cost more than the full history"
@@ -117,7 +119,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if stay := len(view.history) - past:
         why = f"{why}; {stay:,} past turns stay whole"
     # tokens of the older history at the first fold, and at that of a list that goes on otherwise than the folded one
-    common = common_length(ledger.came, view.digests)
+    common = ledger.shared_with(view.digests)
     differs = common < min(len(ledger.came), len(view.messages))
     anew = not fold and session.last_fold.number > 0 and differs
     first = budget + growth
@@ -133,7 +135,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         grown = older
         is_due = older > (budget if is_cold or anew else first)
         near = NEAR * max(first, price.wait if price else 0)
-    is_near = grown > near
+    is_near, is_soon = grown > near, not price or budget <= ROOM * price.room
     # once between two folds, at a step that all processes agree on: whichever has it asks for the note
     state.asks |= is_near and past > 0 and grown - sight.latest(1, len(view.history)) <= near
     in_vain = ledger.in_vain
@@ -175,9 +177,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
                 return _choice(kept, base, _foldable(view, kept.past), view, session, state)
             return replace(choice, fold=kept.number)
         why, ledger.in_vain = "the full history costs no more", older if growth else None
-    elif is_near and (
-        session.defer or settings.fold_note == "observer"
-    ):  # else nothing is gained by doing it now
+    elif is_near and ((session.defer and is_soon) or (state.asks and settings.fold_note == "observer")):
         session.run_later("evidence", partial(_prepare, state, view, session, settings))
     if stands:
         return replace(stands, may_cost_more=True)  # what stands is read from the cache
@@ -288,16 +288,18 @@ def _stored_fold(state: _Evidence, view: View, last: LastFold) -> Fold | None:
 def _about(state: _Evidence, view: View, count: int) -> str:
     """A digest of the first interactions: their records, and where their calls and results stand."""
     first = view.history[:count]
-    if state.about and same_objects(first, state.about[0]):
-        return state.about[1]
+    if state.about:  # a list that has only grown since has the same digests
+        digests, known, told = state.about
+        if len(known) == len(first) and (digests is view.digests or same_objects(first, known)):
+            return told
     digest = blake2b(digest_size=16)
     for e in first:
         apart = (True, False, False) if e.stays else ""
         digest.update(f"{e.trace_ids}{e.stop - e.start}{apart}".encode())
         if len(e.pairs) > 1:
             digest.update(str([(p.call_at, p.result_at) for p in e.pairs]).encode())
-    state.about = first, digest.hexdigest()
-    return state.about[1]
+    state.about = view.digests, first, digest.hexdigest()
+    return state.about[2]
 
 
 def _turns(excerpts: Excerpts, view: View, past: int) -> list[Turn] | None:
@@ -324,14 +326,18 @@ def _choice(
 ) -> Choice:
     """A fold, and some interactions whole after it, with copies that these only refer to."""
     body, folded = fold.body, view.history[: fold.past]
-    if state.turns[0] is not body or not same_objects(state.turns[1], folded):
+    if not (
+        state.turns[0] is body
+        and len(folded) == len(state.turns[2])
+        and (view.digests is state.turns[1] or same_objects(state.turns[2], folded))
+    ):
         edits: dict[int, Edit] = {}
         for at, messages in body.turns or ():
             for place, change, tokens in messages:
                 position = folded[at].start + place
                 edits[position] = Edit(change, edited_message(view.messages[position], change), tokens)
         _part_users(edits, folded, view)
-        state.turns = body, folded, edits
+        state.turns = body, view.digests, folded, edits
     turns = [folded[at] for at, _ in body.turns or ()]
     copies = restored_copies(view, fold.past, session.counter.count_message)
     since = next((e.start for e in view.interactions[fold.past :]), view.tail_start)
@@ -339,7 +345,7 @@ def _choice(
         base,
         text=(with_hint(body.text, in_full(session.record_tool)) + body.note).lstrip("\n"),
         whole=whole,
-        edits={**_still_shown(base, view, since), **state.turns[2], **copies},
+        edits={**_still_shown(base, view, since), **state.turns[3], **copies},
         in_place=body.turns is not None,
         may_cost_more=body.gone,
         since=since,
@@ -428,8 +434,9 @@ class _Evidence:
     settings: tuple[object, str] | None = None  # and the name of the counter
     made_for: str = ""  # a digest of both
     # the first interactions of a list with their digest, and those of a fold with its edits: as at the next step
-    about: tuple[Sequence[Interaction], str] | None = None
-    turns: tuple[FoldContent | None, Sequence[Interaction], Mapping[int, Edit]] = (None, (), {})
+    # (each after the list's own digests)
+    about: tuple[object, Sequence[Interaction], str] | None = None
+    turns: tuple[FoldContent | None, object, Sequence[Interaction], Mapping[int, Edit]] = (None, (), (), {})
     unexplained: Fold | None = None  # of this process, whose reasons are not stored yet
     asks: bool = False  # whether the next fold is near, and its note not asked for
     note_until: int = 0  # the number of the latest record that the note is about; 0 where that is not known
