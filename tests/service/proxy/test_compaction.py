@@ -21,7 +21,7 @@ from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript.events import message_events, message_of
 
 OUTPUTS = [f"order {n}: " + f"PAY-{n:05} " * 300 for n in range(12)]
-LONG = "\n".join(f"line {n}: PAY-9{n:04} is {n * 7919}" for n in range(1_800))
+LONG, LONGER = ("\n".join(f"line {n}: PAY-9{n:04} is {n * 7919}" for n in range(c)) for c in (1_800, 3_000))
 CODEX = user("You are performing a CONTEXT CHECKPOINT COMPACTION. Write it down.")
 CLAUDE = blocks.user("Your task is to create a detailed summary of the conversation so far.")
 TRIGGER = {"type": "compaction_trigger"}
@@ -193,7 +193,7 @@ def test_the_full_history_that_no_cache_held_is_what_memory_cost(tmp_path):
         return replace(say("The agent reads orders."), usage=(size, 5), cached=(known, size - known))
 
     with scripted(model, tmp_path, strict=False, strategy="memory_bank") as (server, p):
-        outputs = [*OUTPUTS[:2], LONG]
+        outputs = [*OUTPUTS[:2], LONGER]
         for n in range(14):
             post(p.port, PATHS["chat"], asking("chat", outputs=[*outputs, *["ok"] * n]), SESSION)
         body = asking("chat", CODEX, [*outputs, *["ok"] * 14])
@@ -211,7 +211,7 @@ def test_the_full_history_that_no_cache_held_is_what_memory_cost(tmp_path):
 def test_what_was_added_to_one_summary_is_not_added_again_to_the_next(tmp_path):
     """Each later request carries it, so it is paid for once: compactions in a row do not each add what is left."""
     with scripted(lambda _: say("The agent reads orders."), tmp_path, strict=False) as (_, p):
-        outputs = [*OUTPUTS, LONG]
+        outputs = [*OUTPUTS, LONGER]
         for n in range(2):
             post(p.port, PATHS["chat"], asking("chat", outputs=[*outputs, *["ok"] * n]), SESSION)
         sizes = []
