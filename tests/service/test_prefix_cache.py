@@ -150,8 +150,8 @@ def test_two_branches_of_a_conversation_cost_hardly_more_than_no_memory(tmp_path
     """What the one has paid ahead of what it saved, the other may not pay once more; caches have what both begin with."""
     upstream, alone, model = Cached(), Cached(), "gpt-5"
     trunk = [user(), *looks(44)]
-    lists = [trunk[: 1 + 2 * n] for n in range(1, 45, 2)]
-    for n in range(2, 70, 3):
+    lists = [trunk[: 1 + 2 * n] for n in range(1, 45)]
+    for n in range(2, 70):
         words = [say("Done."), user(f"Look to the {('left', 'right')[n % 2]}.")]
         lists.append([*trunk, *words, *looks(n // 2, start=1_000 * (1 + n % 2))])
     with served(upstream, tmp_path) as (_, p):
