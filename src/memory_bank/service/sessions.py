@@ -277,7 +277,8 @@ class Sessions:
                 if isinstance(state, MemoryBankState):
                     records = len(state.steps)
                     charge = None if state.ledger.last is charged else state.ledger.last
-                    cache_marks = _ends(charge, form, chat, cached=changes_again)
+                    if charge and charge.cache_marks is not None and form and isinstance(chat, Context):
+                        cache_marks = _ends(charge.cache_marks[changes_again:], form, chat)
                     fates = None if plan is None else state.fates(plan)
         more = count_once(state.counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
@@ -657,14 +658,10 @@ def _go_on(lineage: Operation[bool], c: Connection) -> None:
         raise NotSentError
 
 
-def _ends(
-    charge: Charge | None, form: Form | None, context: object, *, cached: bool
-) -> list[list[Any]] | None:
-    """The beginnings of what is written at whose ends memory marks it, or of what is cached; None: as any other."""
-    if charge is None or charge.cache_marks is None or form is None or not isinstance(context, Context):
-        return None
+def _ends(counts: Sequence[int], form: Form, context: Context) -> list[list[Any]]:
+    """The beginnings of what is written of so many messages of a context."""
     with suppress(HistoryError):
-        return [form.source.write(context.entries[:n], context.since) for n in charge.cache_marks[cached:]]
+        return [form.source.write(context.entries[:n], context.since) for n in counts]
     return []
 
 

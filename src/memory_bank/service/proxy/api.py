@@ -239,21 +239,21 @@ class Dialect:
 
     def mark_cache(
         self,
-        body: Body,  # noqa: ARG002
-        conversation: Sequence[object],  # noqa: ARG002
+        body: Body,
+        conversation: Sequence[object],
         *,
-        stands: bool,  # noqa: ARG002
-        ends: Sequence[Sequence[object]] | None = None,  # noqa: ARG002
+        stands: bool,
+        ends: Sequence[Sequence[object]] | None = None,
     ) -> list[object] | None:
-        """Return the conversation with cache marks added, or None if this API needs no marks.
+        """Return the conversation with cache marks added, or None if it needs none; of Anthropic's API alone.
 
         ``stands``: the next request will begin with this conversation. ``ends``: see with_cache_marks.
         """
-        return None
+        raise NotImplementedError
 
-    def is_unmarked(self, body: Body) -> bool:  # noqa: ARG002
-        """Whether nothing of a request is cached unless memory marks it."""
-        return False
+    def is_unmarked(self, body: Body) -> bool:
+        """Return whether nothing of a request is cached unless memory marks it; of Anthropic's API alone."""
+        raise NotImplementedError
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """The tools of a request followed by memory tools; None where these cannot be offered."""

@@ -426,7 +426,9 @@ class Rebuilder:
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
                     cached_for=cached_for,
-                    is_unmarked=self._adds_marks(namespace, match.name) and api.is_unmarked(exchange.body),
+                    is_unmarked=api.provider == "anthropic"
+                    and self._adds_marks(namespace, match.name)
+                    and api.is_unmarked(exchange.body),
                     origin=(project, exchange.client_headers.get("user-agent") or ""),
                 )
                 break
@@ -490,11 +492,10 @@ class Rebuilder:
         api = exchange.api
         is_same = same_objects(written, exchange.body.value[api.key])
         exchange.memory = "unchanged" if is_same else "rebuilt"
-        exchange.arrays = {} if exchange.memory == "unchanged" else {api.key: written}
-        if marks and self._adds_marks(exchange.namespace, exchange.session):
+        own = None
+        if marks and api.provider == "anthropic" and self._adds_marks(exchange.namespace, exchange.session):
             own = api.mark_cache(exchange.body, written, stands=stands, ends=ends)
-            if own is not None:
-                exchange.arrays = {api.key: own}
+        exchange.arrays = {api.key: own or written} if own or not is_same else {}
 
     def _adds_marks(self, namespace: str | None, session: str | None) -> bool:
         return self.marks_cache and (namespace, session) not in self.refusing_marks
