@@ -280,7 +280,7 @@ def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
             marks = marks_in(messages)
             exchange = p.told(n // 2)[-1]
             if exchange.step.charge.cache_marks is not None:
-                assert n <= 12
+                assert n <= 16
                 continue
             assert len(marks) == 3
             assert marks[0] == (0, 0)
