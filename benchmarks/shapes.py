@@ -33,7 +33,7 @@ from clients import serving
 from harness import command_line
 from measuring.tables import markdown_table
 from memory_bank.pricing import cost, known_price
-from memory_bank.testing import Reply, ScriptedServer, say
+from memory_bank.testing import Reply, ScriptedServer, calls, say
 from memory_bank.transcript import open_counter
 from memory_bank.transcript.tokens import MEDIA_TOKENS
 
@@ -339,6 +339,41 @@ def parallel(api: str) -> Shape:
         yield talk.asked()
 
 
+def wide(api: str) -> Shape:
+    """Sixty calls at once."""
+    talk = Talk(api)
+    for _ in range(8):
+        talk.turn(calls=60, content=lambda output: output[:600])
+        yield talk.asked()
+
+
+def forks(api: str) -> Shape:
+    """A conversation of 40 calls goes on from its 10th, 20th and 30th call in other words, each time for 20 calls."""
+    talk, places = Talk(api), list[int]()
+    for _ in range(40):
+        places.append(len(talk.messages))
+        talk.turn()
+        yield talk.asked()
+    for at in (10, 20, 30):
+        fork = deepcopy(talk)
+        fork.rng = Random(f"{api} {at}")
+        del fork.messages[places[at] :]
+        fork.answered("The first ones are done.")
+        fork.said(f"Now look at group {at}.")
+        for _ in range(20):
+            fork.turn()
+            yield fork.asked()
+
+
+def lookups(api: str) -> Shape:
+    """With ``--fetch 5`` the model asks memory at every fifth request for what the context shows."""
+    talk = Talk(api)
+    talk.system = SYSTEM * 10
+    for _ in range(120):
+        talk.turn()
+        yield talk.asked()
+
+
 def odd_results(api: str) -> Shape:
     """Results without a content, empty, null, as errors."""
     talk, kinds = Talk(api), count()
@@ -565,6 +600,9 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
     "edited": (edited, CHATS),
     "compacted": (compacted, EVERY),
     "parallel": (parallel, EVERY),
+    "wide": (wide, EVERY),
+    "forks": (forks, EVERY),
+    "lookups": (lookups, EVERY),
     "odd results": (odd_results, EVERY),
     "media": (media, EVERY),
     "marks in place": (long_marked, ("messages",)),
@@ -589,8 +627,9 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
 class Upstream:
     """Answers each request with the usage of a prefix cache, and keeps what came."""
 
-    def __init__(self, tells: str = "all") -> None:
+    def __init__(self, tells: str = "all", fetch: int = 0) -> None:
         self.tells = tells
+        self.fetch, self.fetched = fetch, 0  # each so many requests it calls get_record, where it may
         self.api = "chat"
         self.dollars = 0.0
         self.came: list[dict[str, Any]] = []
@@ -615,7 +654,10 @@ class Upstream:
         self.dollars += cost(replace(used, output=20, written_hour=hour), price)
         self.came.append(body)
         cached = {"nothing": None, "zeros": (0, 0)}.get(self.tells, (used.cached, used.written))
-        return replace(say("Go on."), usage=(used.input, 20), cached=cached)
+        asks = self.fetch and len(self.came) % self.fetch == 0 and '"get_record"' in json.dumps(body["tools"])
+        self.fetched += bool(asks)
+        reply = calls(("get_record", {"record": f"#{self.fetched}"})) if asks else say("Go on.")
+        return replace(reply, usage=(used.input, 20), cached=cached)
 
     def _count(self, text: str) -> int:
         """Tokens of a part, without ids, which no model reads; of an image or file what memory counts."""
@@ -657,7 +699,7 @@ def remove_marks(value: Any) -> None:
 
 def run(shape: Shape, memory: bool, options: Any) -> Run:
     """Send all requests of a shape."""
-    model = Upstream(options.tells)
+    model = Upstream(options.tells, options.fetch)
     dollars, breaks, foreign, failed = [], 0, 0, 0
     before: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder, ScriptedServer(model) as server:
@@ -721,6 +763,7 @@ def main() -> int:
     parser.add_argument(
         "--unmarked", action="store_true", help="clients of the Messages API set no cache marks"
     )
+    parser.add_argument("--fetch", type=int, default=0, help="the model asks memory at each so many requests")
     parser.add_argument("--model", help="of chats and responses")
     args = parser.parse_args()
     MODELS.update(dict.fromkeys(("chat", "responses"), args.model) if args.model else {})

@@ -30,6 +30,8 @@ CACHE_MINIMUM = 1024
 """Tokens from which providers keep a prefix in their cache."""
 LEAST_STANDING = 4_096
 """Tokens of a prefix from which an answer without cached tokens counts: the largest minimum of a provider."""
+MOST_TOOLS = 2_000
+"""Tokens of memory's tools; more are another request."""
 MISSES = 3
 """Answers in a row that report no cached tokens for a prefix that stood, after which no cache is assumed.
 
@@ -228,6 +230,21 @@ class Charge:
     cache_marks: tuple[int, int] | None = None
 
 
+class Counts(NamedTuple):
+    """Tokens of a step as memory counts them.
+
+    Of all that was ``sent``, of its ``context``, of the ``full`` history, of what that has of the request before
+    (``known``), of the client's tools, which all have (``beside``). ``is_full``: the context is the history.
+    """
+
+    sent: int
+    context: int
+    full: int
+    known: int
+    beside: int
+    is_full: bool
+
+
 class Ledger:
     """The cost of a session so far in input tokens, and that of the full history. Thread-safe.
 
@@ -321,6 +338,34 @@ class Ledger:
             self.paid, self.full = self.paid + more, self.full + more_full
             self._untaken = self._untaken[0] + more, self._untaken[1] + more_full
 
+    def account(
+        self,
+        cache: PrefixCache,
+        charge: Charge | None,
+        counts: Counts,
+        sent: Usage,
+        *,
+        by_marks: bool,
+        tells: bool,
+    ) -> Usage:
+        """Put what was reported of a step in the place of what was estimated; the usage of the full history.
+
+        ``by_marks``: the API caches at marks alone, else reports zeros; ``tells``: the answer tells of a cache.
+        """
+        has_cache = sent.cached + sent.written > 0
+        caches, own, ratio, full, bare = has_cache if by_marks else tells, counts.sent, None, sent, False
+        if charge is not None:
+            (own, ratio), bare = cache.compare(charge, counts, sent.input), charge.bare
+        if bare or not counts.is_full or own != counts.full:  # also a full history that no cache had
+            caches = caches and not bare
+            full = full_usage(sent, own, counts.full, counts.known, caches=caches, ratio=ratio)
+        if charge is not None and ratio and (by_marks or tells):
+            if has_cache or bare or not cache.is_listed:
+                self.settle(charge, cache.ratios.of(sent) / ratio, cache.ratios.of(full) / ratio)
+            else:  # a cache may be there all the same: tokens alone are taken, which memory may count otherwise
+                self.settle(charge, charge.paid * sent.input / ratio / max(1, own), charge.full)
+        return full
+
     def take(self) -> tuple[float, float]:
         """The additions to both sums since the last call, to be stored."""
         with self._lock:
@@ -401,12 +446,17 @@ class PrefixCache:
                 self.model, self._misses, self._answered = model, 0, None
                 self.key = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
-    def answered(self, charge: Charge, cached: int | None, *, by_marks: bool = False) -> None:
+    def answered(
+        self, charge: Charge, cached: int | None, *, by_marks: bool = False, written: int = 0
+    ) -> None:
         """Take the cached tokens that the complete answer to a request reports, None for unknown.
 
         ``by_marks``: the provider caches a prefix at the client's marks alone. A request that changes the messages
-        before the last mark need not find anything then, and says nothing of the cache.
+        before the last mark need not find anything then, and says nothing of the cache. ``written``: tokens that are
+        cached from now on.
         """
+        if cached == 0 and charge.bare:  # what memory's first marks have written can be read
+            cached = written
         stands = charge.before is not None and (charge.is_longer or not by_marks)
         standing = charge.standing if stands else 0
         self.report(
@@ -426,6 +476,20 @@ class PrefixCache:
                 self._misses = 0
             elif self._misses >= MISSES or (cached is not None and standing >= LEAST_STANDING):
                 self._misses += 1
+
+    def compare(self, charge: Charge, counts: Counts, reported: int) -> tuple[int, float]:
+        """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
+
+        Tools are counted in another ratio than messages: the tokens of memory's own are returned in that of messages.
+        """
+        own = counts.sent - counts.context  # memory's tools, or another request in this one's place
+        whole = 0 <= own <= MOST_TOOLS
+        plain = counts.is_full and 20 * (own + counts.beside) <= counts.sent
+        ratio = self.ratio(charge, counts.sent, reported, whole=whole, plain=plain)
+        if whole and own:
+            tools = reported / ratio - (counts.context - counts.beside)
+            own = round(min(3 * own, max(own / 5, tools * own / (own + counts.beside))))
+        return counts.context + own, ratio
 
     def ratio(self, charge: Charge, tokens: int, reported: int, *, whole: bool, plain: bool = False) -> float:
         """Return the tokens that the provider counts for one of memory's, in the messages of this session.

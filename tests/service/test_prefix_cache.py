@@ -15,7 +15,7 @@ from tests.service.caching import Cached
 from tests.service.proxied import RawUpstream, chunked, post, scripted, whole
 
 from memory_bank.pricing import MISSES, RETRY_AFTER
-from memory_bank.testing import Reply
+from memory_bank.testing import Reply, calls
 
 CHAT = "/v1/chat/completions"
 NAME = b"x-memory-session: a"
@@ -135,6 +135,31 @@ def test_tokens_that_are_reported_without_a_cache_are_what_was_paid(tmp_path):
                     break
         paid.append(e.step.charge.paid)
     assert paid[1] == pytest.approx(1.1 * paid[0], rel=0.02)
+
+
+class Asking(Cached):
+    """Its model asks memory before each answer."""
+
+    asks = True
+
+    def __call__(self, body):
+        reply, self.asks = super().__call__(body), not self.asks
+        return (
+            reply
+            if self.asks
+            else replace(reply, content=None, tool_calls=calls(("get_record", {"record": "#1"})).tool_calls)
+        )
+
+
+def test_turns_that_ask_memory_keep_no_fold_waiting(tmp_path):
+    """What they cost would be paid back by no fold that waits."""
+    paid = []
+    for upstream in (Cached(), Asking()):
+        with served(upstream, tmp_path / type(upstream).__name__, inject_tools=True) as (_, p):
+            done = [step(p, [*START, *rounds(n, size=3_000)]) for n in range(2, 12)]
+        assert {e.rounds for e in done} == {type(upstream) is Asking}
+        paid.append([e.step.charge.paid for e in done])
+    assert paid[1] == pytest.approx(paid[0])
 
 
 def looks(count, start=0):

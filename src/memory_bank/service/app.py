@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +29,7 @@ from memory_bank.errors import (
     NotFoundError,
 )
 from memory_bank.models.usage import NO_USAGE
-from memory_bank.pricing import Usage, full_usage
+from memory_bank.pricing import Counts, Usage
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
@@ -168,28 +169,25 @@ class Service:
             return
         paid, by_marks = _paid(exchange), exchange.api.route == "messages"
         sent = full = paid["sent"]
+        first, prefix = sent, step.state.prefix_cache
         if sent is not None and sent.input:
-            # the Messages API reports zeros where the client marks nothing for the cache
-            caches = sent.cached + sent.written > 0 if by_marks else exchange.usage.cached is not None
-            bare = step.charge is not None and step.charge.bare
-            own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
-            counts = own, full_tokens, step.known_tokens
-            if not step.unchanged or own != full_tokens or bare:  # also a full history that no cache had
-                full = full_usage(sent, *counts, caches=caches and not bare, ratio=ratio)
-            prefix, charge = step.state.prefix_cache, step.charge
-            if charge is not None and ratio and (by_marks or exchange.usage.cached is not None):
-                ratios, settle = prefix.ratios, step.state.ledger.settle
-                if sent.cached + sent.written or bare or not prefix.is_listed:
-                    settle(charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
-                else:  # a cache may be there all the same: tokens alone are taken, which memory may count otherwise
-                    settle(charge, charge.paid * sent.input / ratio / max(1, own), charge.full)
+            own = exchange.answered_tokens
+            if exchange.hidden:  # what they cost no fold can spare, and none waits for it
+                first = exchange.readers[0].report().tokens or sent
+                own = (exchange.context_tokens or 0) + exchange.tool_tokens
+            counts = Counts(
+                own, step.tokens, full_tokens, step.known_tokens, step.beside_tokens, step.unchanged
+            )
+            tells = exchange.usage.cached is not None
+            settled = step.state.ledger.account(
+                prefix, step.charge, counts, first, by_marks=by_marks, tells=tells
+            )
+            full = replace(settled, output=sent.output)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         is_as_built = exchange.memory == ("unchanged" if step.unchanged else "rebuilt")
         if is_whole and is_as_built and step.charge is not None:
             cached = exchange.usage.cached if exchange.usage.untold is None else None
-            if cached == 0 and sent is not None and step.charge.bare:  # what is written can be read
-                cached = sent.written
-            step.state.prefix_cache.answered(step.charge, cached, by_marks=by_marks)
+            prefix.answered(step.charge, cached, by_marks=by_marks, written=first.written if first else 0)
         refused = exchange.reason in (REFUSED, THINKING_LEFT_OUT)
         status = "refused" if refused else "failed" if step.broke else exchange.memory
         ended |= {"status": CONTROL if step.control else status}

@@ -64,7 +64,6 @@ T = TypeVar("T")
 _s = sessions.c
 _LOADING = 15.0  # seconds that the start waits for a vocabulary
 _PROMPTS = 4  # first messages in which a client may name its folder
-_MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
 _LIVING = (
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
     _s.deleted.is_(None),
@@ -321,23 +320,6 @@ class Sessions:
         if step.unchanged or step.plan is None or not isinstance(step.state, MemoryBankState):
             return True
         return charge_whole(step.plan.view, step.state, anyway=self.config.service.compaction == "pass")
-
-    def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
-        """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
-
-        ``tokens``: of all that was sent for a step, as memory counts it; ``reported``: as the provider does. Tools
-        are counted in another ratio than messages: the tokens of memory's own are returned in that of messages.
-        """
-        if step.charge is None:
-            return tokens, None
-        own = tokens - step.tokens  # memory's tools, and hidden turns
-        whole = 0 <= own <= _MOST_TOOLS
-        plain = step.unchanged and 20 * (own + step.beside_tokens) <= tokens
-        ratio = step.state.prefix_cache.ratio(step.charge, tokens, reported, whole=whole, plain=plain)
-        if whole and own:
-            tools = reported / ratio - (step.tokens - step.beside_tokens)
-            own = round(min(3 * own, max(own / 5, tools * own / (own + step.beside_tokens))))
-        return step.tokens + own, ratio
 
     def preview(
         self,
