@@ -353,17 +353,23 @@ class Ledger:
         ``by_marks``: the API caches at marks alone, else reports zeros; ``tells``: the answer tells of a cache.
         """
         has_cache = sent.cached + sent.written > 0
-        caches, own, ratio, full, bare = has_cache if by_marks else tells, counts.sent, None, sent, False
+        caches, tokens, ratio, full, bare = has_cache if by_marks else tells, counts.sent, None, sent, False
         if charge is not None:
-            (own, ratio), bare = cache.compare(charge, counts, sent.input), charge.bare
-        if bare or not counts.is_full or own != counts.full:  # also a full history that no cache had
+            bare, own = charge.bare, tokens - counts.context  # of memory's tools, or of another request
+            whole, plain = 0 <= own <= MOST_TOOLS, counts.is_full and 20 * (own + counts.beside) <= tokens
+            ratio = cache.ratio(charge, tokens, sent.input, whole=whole, plain=plain)
+            if whole and own:  # tools are counted in another ratio: memory's are taken in that of messages
+                tools = sent.input / ratio - (counts.context - counts.beside)
+                own = round(min(3 * own, max(own / 5, tools * own / (own + counts.beside))))
+                tokens = counts.context + own
+        if bare or not counts.is_full or tokens != counts.full:  # also a full history that no cache had
             caches = caches and not bare
-            full = full_usage(sent, own, counts.full, counts.known, caches=caches, ratio=ratio)
+            full = full_usage(sent, tokens, counts.full, counts.known, caches=caches, ratio=ratio)
         if charge is not None and ratio and (by_marks or tells):
             if has_cache or bare or not cache.is_listed:
                 self.settle(charge, cache.ratios.of(sent) / ratio, cache.ratios.of(full) / ratio)
             else:  # a cache may be there all the same: tokens alone are taken, which memory may count otherwise
-                self.settle(charge, charge.paid * sent.input / ratio / max(1, own), charge.full)
+                self.settle(charge, charge.paid * sent.input / ratio / max(1, tokens), charge.full)
         return full
 
     def take(self) -> tuple[float, float]:
@@ -476,20 +482,6 @@ class PrefixCache:
                 self._misses = 0
             elif self._misses >= MISSES or (cached is not None and standing >= LEAST_STANDING):
                 self._misses += 1
-
-    def compare(self, charge: Charge, counts: Counts, reported: int) -> tuple[int, float]:
-        """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
-
-        Tools are counted in another ratio than messages: the tokens of memory's own are returned in that of messages.
-        """
-        own = counts.sent - counts.context  # memory's tools, or another request in this one's place
-        whole = 0 <= own <= MOST_TOOLS
-        plain = counts.is_full and 20 * (own + counts.beside) <= counts.sent
-        ratio = self.ratio(charge, counts.sent, reported, whole=whole, plain=plain)
-        if whole and own:
-            tools = reported / ratio - (counts.context - counts.beside)
-            own = round(min(3 * own, max(own / 5, tools * own / (own + counts.beside))))
-        return counts.context + own, ratio
 
     def ratio(self, charge: Charge, tokens: int, reported: int, *, whole: bool, plain: bool = False) -> float:
         """Return the tokens that the provider counts for one of memory's, in the messages of this session.
