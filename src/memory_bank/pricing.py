@@ -230,7 +230,7 @@ class Charge:
     cache_marks: tuple[int, int] | None = None
 
 
-class Counts(NamedTuple):
+class StepTokens(NamedTuple):
     """Tokens of a step as memory counts them.
 
     Of all that was ``sent``, of its ``context``, of the ``full`` history, of what that has of the request before
@@ -342,7 +342,7 @@ class Ledger:
         self,
         cache: PrefixCache,
         charge: Charge | None,
-        counts: Counts,
+        counts: StepTokens,
         sent: Usage,
         *,
         by_marks: bool,

@@ -1,4 +1,4 @@
-"""The cost of recorded runs with a strategy, and the values that it keeps of those that their calls needed."""
+"""Recorded runs with a strategy: what they cost, and how many of the values that later calls need it keeps."""
 
 from __future__ import annotations
 

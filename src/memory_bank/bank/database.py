@@ -569,7 +569,7 @@ class Database:
         self.submit(lambda c: c.execute(values, {"session": session_id}), session_id, is_small=True)
 
     def get_requests(self, session_id: str) -> dict[str, int]:
-        """The messages of a session's user, in order, each with the number of records before it."""
+        """What the user said in a session, oldest first: each message with the number of records stored before it."""
         stored = self.value(sa.select(_s.requests).where(of_session(sessions)), session=session_id)
         with suppress(ValueError, TypeError, OverflowError, RecursionError):  # of an export written by hand
             return {str(text): int(n) for text, n in json.loads(stored or "[]")}

@@ -39,7 +39,7 @@ _ASKED = 8  # calls at each end of a list by which its session is found
 
 
 class Offer(StrEnum):
-    """The memory tools that a session gets, as its lineage keeps it; of several the first holds."""
+    """The memory tools that a session is offered, as stored with its lineage. Of several stored, the first counts."""
 
     NONE = "memory's tools are not offered"
     EARLIER = "memory's tools tell of earlier sessions"
@@ -227,7 +227,7 @@ class Lineage:
         return True
 
     def offer(self, session_id: str) -> Offer | None:
-        """The memory tools that a session gets, as was decided at its first request; None before that."""
+        """The memory tools that a session is offered. Its first request decides; None before that."""
         found = self.database.column(_OFFER, session=session_id)
         return next((offer for offer in Offer if offer in found), None)
 

@@ -106,7 +106,7 @@ def run(
 
 
 class Health(NamedTuple):
-    """The claims of ``/health``, and whether each is proved; the first is that the user's secret is known."""
+    """The facts that ``/health`` states, and which of them are proved, first that it knows the user's secret."""
 
     told: dict[str, Any]
     proof: list[bool]

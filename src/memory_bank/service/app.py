@@ -29,7 +29,7 @@ from memory_bank.errors import (
     NotFoundError,
 )
 from memory_bank.models.usage import NO_USAGE
-from memory_bank.pricing import Counts, Usage
+from memory_bank.pricing import StepTokens, Usage
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
@@ -175,7 +175,7 @@ class Service:
             if exchange.hidden:  # what they cost no fold can spare, and none waits for it
                 first = exchange.readers[0].report().tokens or sent
                 own = (exchange.context_tokens or 0) + exchange.tool_tokens
-            counts = Counts(
+            counts = StepTokens(
                 own, step.tokens, full_tokens, step.known_tokens, step.beside_tokens, step.unchanged
             )
             tells = exchange.usage.cached is not None
@@ -190,7 +190,7 @@ class Service:
             prefix.answered(step.charge, cached, by_marks=by_marks, written=first.written if first else 0)
         refused = exchange.reason in (REFUSED, THINKING_LEFT_OUT)
         status = "refused" if refused else "failed" if step.broke else exchange.memory
-        ended |= {"status": CONTROL if step.control else status}
+        ended |= {"status": CONTROL if step.status == CONTROL else status}
         ended |= {"reason": exchange.reason if status in WITHOUT else step.reason, **paid, "full": full}
         self.recorder.take(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
         self.metrics.tokens.labels("full").inc(full_tokens)

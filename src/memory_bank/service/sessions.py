@@ -86,7 +86,7 @@ class Rebuilt(StepFigures):
     and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``charge``: what
     the step costs as far as is known. ``cache_marks``: the beginnings of what is written at whose ends memory marks
-    it; None: as any other. ``fates``: see StepToStore. ``control``: the session is left without memory.
+    it; None: as any other. ``fates``: see StepToStore.
     ``broke``: why the context that was made is not sent; None where it is, or where none was made.
     """
 
@@ -102,7 +102,6 @@ class Rebuilt(StepFigures):
     charge: Charge | None = field(default=None, repr=False)
     cache_marks: Sequence[Sequence[object]] | None = field(default=None, repr=False)
     fates: Mapping[str, Sequence[int]] | None = field(default=None, repr=False)
-    control: bool = False
     broke: str | None = None
 
 
@@ -306,7 +305,6 @@ class Sessions:
             fold=plan.fold if plan else None,
             reason=plan.why_unchanged if plan and plan.unchanged else None,
             fates=fates,
-            control=control,
             broke=plan.why_unchanged if plan and plan.rule else None,
             cache_marks=cache_marks,
         )

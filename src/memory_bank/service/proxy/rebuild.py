@@ -22,6 +22,7 @@ from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache
 
 from memory_bank.bank.lineage import Offer
+from memory_bank.bank.steps import CONTROL
 from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
@@ -102,7 +103,7 @@ class _Share:
         self._is_trying = False
 
     def is_paused(self, exchange: Exchange, *, tries: bool = False) -> bool:
-        """Return whether a request may not use memory now; ``tries``: after a pause, one may until it reports."""
+        """Return whether memory is paused for a request; ``tries``: after a pause one goes on, as a trial."""
         many, is_blocked = len(self._hung) >= 2, time.monotonic() < self._blocked_until
         if many:
             is_paused = is_blocked or self._is_trying
@@ -447,11 +448,9 @@ class Rebuilder:
             return
         # what changes at each step would be written to the cache and never be read
         written = value[api.key] if step.unchanged else step.written
-        self._put(
-            exchange, written, stands=not step.changes_again, marks=not step.control, ends=step.cache_marks
-        )
+        control = "control group (holdout)" if step.status == CONTROL else None
+        self._put(exchange, written, stands=not step.changes_again, marks=not control, ends=step.cache_marks)
         exchange.memory = "unchanged" if step.unchanged else "rebuilt"
-        control = "control group (holdout)" if step.control else None
         exchange.reason = COMPACTION if is_summary else control or step.broke
 
     def _stand(self, job: _Job, exchange: Exchange) -> None:

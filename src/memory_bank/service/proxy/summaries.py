@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
+from memory_bank.bank.steps import CONTROL
 from memory_bank.context.compaction import what_is_known
 from memory_bank.context.fold_rule import charge_added, tokens_paid_for
 from memory_bank.errors import MemoryBankError, UpstreamError
@@ -102,7 +103,7 @@ def _is_replaced(element: object, key: str) -> bool:
 def _mode(proxy: Proxy, exchange: Exchange) -> str:
     """How a request for a summary is answered, as the setting ``compaction`` says; "pass" for any other request."""
     step = exchange.step
-    knows = step is not None and step.records and not step.control
+    knows = step is not None and step.records and step.status != CONTROL
     if exchange.memory == "answered" or not knows:
         return "pass"
     return proxy.rebuilder.sessions.config.service.compaction
