@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,9 +107,10 @@ def test_by_extraction_nothing_runs(configured: Any, database: Database) -> None
     config = configured()
     observing = observing_for(database, config)
     observing.start()
-    assert (observing.name, observing.works, observing.settings) == ("extractive", False, None)
+    assert (observing.name, observing.settings) == ("extractive", None)
     observing.wake()
-    observing.close(0)
+    observing.close(60)
+    assert not observing.works
 
 
 def test_what_a_dead_process_left_without_a_summary_is_found_by_the_next_start_also_without_a_model(
@@ -120,6 +124,22 @@ def test_what_a_dead_process_left_without_a_summary_is_found_by_the_next_start_a
     found = InsightStore(LexicalEmbedder(), database, "left").get_insight(record.trace_id)
     assert found is not None and found.source == "extractive" and "ORD-7" in found.summary
     observing.close(0)
+
+
+def test_a_service_that_ends_waits_for_the_summaries_of_its_start(configured: Any, tmp_path: Path) -> None:
+    """A thread that outlived its service would open the bank again, which may be gone by then."""
+    path = tmp_path / "bank.db"
+    with closing(Database(f"sqlite:///{path}")) as database:
+        FactStore(database, "left").store(InteractionRecord.create(1, "get_order", {}, "ORD-7 is late"))
+        observing = observing_for(database, configured())
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")  # the summaries wait for another writer
+        observing.start()
+        threading.Timer(0.3, other.rollback).start()
+        observing.close(60)
+        assert not without_insight(database, "left")
+        assert "memory-bank-drafts" not in [t.name for t in threading.enumerate()]
+        other.close()
 
 
 def test_limits_hold_over_several_workers(configured: Any, bank_url: str, model: ScriptedServer) -> None:

@@ -52,8 +52,7 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
     default = config.strategy(config.service.strategy or config.default_strategy)
     banks = [s for s in (default, *config.memory_strategies.values()) if isinstance(s, MemoryBankSettings)]
     modes = {True: ("inline", "background"), False: ("background",)}
-    allowed = (s for s in banks if s.observer_mode in modes[s is default])
-    return next((s for s in allowed if model_of(s)), None)
+    return next((s for s in banks if s.observer_mode in modes[s is default] and model_of(s)), None)
 
 
 class ServiceObserver(BackgroundObserver):
@@ -80,7 +79,8 @@ class ServiceObserver(BackgroundObserver):
             self._started = True
             self.wake()
         elif self._banks:
-            threading.Thread(target=self._draft, name="memory-bank-drafts", daemon=True).start()
+            self._thread = threading.Thread(target=self._draft, name="memory-bank-drafts", daemon=True)
+            self._thread.start()  # ``close`` waits for it, too
 
     def wake(self) -> None:
         """Tell the worker that a record waits; has no effect before ``start``."""
@@ -89,12 +89,13 @@ class ServiceObserver(BackgroundObserver):
 
     def _draft(self) -> None:
         """Make insights by extraction for records that a dead process or a failed embedder has left without."""
-        wants_none = any(s.observer_mode == "off" for s in self._banks)  # for sessions without insights
+        every = all(s.observer_mode != "off" for s in self._banks)  # else only sessions that have insights
         try:
-            Worker(self.database, Observer(), self._banks[0].embedding_model).draft(every=not wants_none)
+            Worker(self.database, Observer(), self._banks[0].embedding_model).draft(every=every)
             settle_all(self.database)
         except MemoryBankError as e:
-            log.warning("records without an insight wait for their session's next step: %s", e)
+            if not self._stop.is_set():
+                log.warning("records without an insight wait for their session's next step: %s", e)
 
     def _new_worker(self) -> Worker:
         settings = cast("MemoryBankSettings", self.settings)  # there are some where the thread was started

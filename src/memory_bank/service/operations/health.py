@@ -133,9 +133,8 @@ class Operations:
 
     def _check_observer(self) -> dict[str, Any]:
         waiting, oldest = waiting_since(self._database)
-        well = self._observing.settings is None or self._observing.works
-        figures = {"waiting": waiting, "oldest_seconds": round(oldest, 1)}
-        return {"ok": well, "name": self._observing.name, **figures}
+        ok, name = self._observing.settings is None or self._observing.works, self._observing.name
+        return {"ok": ok, "name": name, "waiting": waiting, "oldest_seconds": round(oldest, 1)}
 
 
 @router.get("/healthz", summary="Whether the process answers, as /health?live")
