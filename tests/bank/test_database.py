@@ -629,7 +629,7 @@ def test_a_write_that_can_be_made_again_does_not_wait_for_the_disk(tmp_path):
         assert level(c) == 2
     writer, held = database._writer, threading.Event()
     with ThreadPoolExecutor(3) as threads:
-        first = threads.submit(database.submit, lambda _: held.wait(5), "s")
+        first = threads.submit(database.submit, lambda _: held.wait(60), "s")
         while writer.free:
             time.sleep(0.01)
         others = [threads.submit(database.submit, level, "s", durable=d) for d in (False, True)]

@@ -9,6 +9,7 @@ import time
 import tomllib
 
 import pytest
+from tests.service.processes import until
 
 from memory_bank.cli.run import pointed
 from memory_bank.service.project import (
@@ -144,7 +145,7 @@ def test_a_folder_that_a_client_names_is_the_project_of_its_repository(tmp_path,
     monkeypatch.setenv("HOME", str(tmp_path))
     for folder in (str(shop), f"{shop}/", str(shop / ".claude" / "worktrees" / "fix"), "~/shop"):
         said = folder_of(f"You code.\n<cwd>{folder}</cwd>")
-        assert project_of_prompt(said, is_here=True) == project_of_folder(shop)
+        until(lambda said=said: project_of_prompt(said, is_here=True) == project_of_folder(shop))
         assert project_of_prompt(said, is_here=False) == project_of_place(said)
     for folder in (
         "/no/such/folder",
@@ -168,16 +169,14 @@ def test_a_folder_whose_git_does_not_answer_holds_no_request_up(tmp_path):
     settings = shop / ".git" / "config"
     named = f"[core]\nfsmonitor={script}\npager={script}\nsshCommand={script}\nhooksPath={tmp_path}\n"
     settings.write_text(f"{settings.read_text()}{named}[alias]\nremote=!{script}\nrev-parse=!{script}\n")
-    assert project_of_prompt(f"{shop}/", is_here=True) == project_of_folder(shop)
+    until(lambda: project_of_prompt(f"{shop}/", is_here=True) == project_of_folder(shop))
     os.mkfifo(tmp_path / "pipe")
     settings.write_text(f"{settings.read_text()}[include]\npath={tmp_path}/pipe\n")
     began = time.monotonic()
     assert project_of_prompt(str(shop), is_here=True) == project_of_place(str(shop))
-    assert time.monotonic() - began < 3
-    began = time.monotonic()
-    for _ in range(20):
+    for _ in range(30):
         project_of_prompt(str(shop), is_here=True)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 25  # a second for all of them, not one for each
     assert not ran.exists()
     os.close(os.open(tmp_path / "pipe", os.O_RDWR))  # git, which still reads, ends
 

@@ -57,7 +57,7 @@ def test_an_empty_reply_leaves_an_extractive_summary_a_warning_and_a_mark(reply,
 def test_parallel_calls_are_observed_concurrently_and_in_order():
     import threading
 
-    barrier = threading.Barrier(3, timeout=10)
+    barrier = threading.Barrier(3, timeout=60)
 
     def answer(messages, model):
         barrier.wait()  # only passes when three calls are open at once

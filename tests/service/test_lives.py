@@ -114,7 +114,7 @@ def test_the_life_of_every_record_of_a_run_is_what_its_contexts_showed(tmp_path)
                 assert span.least is not None and span.likelier
     assert {KEPT, PART, LISTED} <= fates
     sessions.close()
-    recorder.close(1)
+    recorder.close(60)
     database.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from tests.blocks import rounds as blocks
 from tests.blocks import user as said
 from tests.chats import call, result, rounds, say, system, user
 from tests.service.caching import Cached
+from tests.service.processes import until
 from tests.service.proxied import RawUpstream, chunked, post, scripted, whole
 
 from memory_bank.pricing import MISSES, RETRY_AFTER
@@ -348,10 +348,8 @@ def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
 
 def paused(p, name, seconds):
     with sqlite3.connect(p.service.config.service.database) as bank:
-        until = time.monotonic() + 10  # a step is stored after its answer
-        while not bank.execute("SELECT sent FROM sessions WHERE session_id = ?", (name,)).fetchone()[0]:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        sent = "SELECT sent FROM sessions WHERE session_id = ?"
+        until(lambda: bank.execute(sent, (name,)).fetchone()[0])  # a step is stored after its answer
         bank.execute("UPDATE sessions SET asked = asked - ? WHERE session_id = ?", (seconds, name))
 
 
@@ -438,17 +436,14 @@ class Otherwise(Cached):
 
 def stored_of(folder):
     """What a session has paid, once the answer to its newest request is stored, which is done after it is sent."""
-    until, of_session = (
-        time.monotonic() + 10,
-        "SELECT paid, would_pay, cache FROM sessions WHERE session_id = 'a'",
-    )
-    while time.monotonic() < until:
+    of_session = "SELECT paid, would_pay, cache FROM sessions WHERE session_id = 'a'"
+
+    def sums():
         with sqlite3.connect(folder / "bank.db") as bank:
-            *sums, cache = bank.execute(of_session).fetchone()
-        if json.loads(cache)[3]:
-            break
-        time.sleep(0.01)
-    return sums
+            *paid, cache = bank.execute(of_session).fetchone()
+        return paid if json.loads(cache)[3] else None
+
+    return until(sums)
 
 
 @pytest.mark.parametrize("api", ["chat", "messages"])

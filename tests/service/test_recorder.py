@@ -45,7 +45,7 @@ def database(tmp_path):
 def recorder(database):
     recorder = Recorder(database, 100)
     yield recorder
-    recorder.close(1)
+    recorder.close(60)
 
 
 @pytest.fixture

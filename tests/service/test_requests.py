@@ -148,11 +148,12 @@ def test_what_machines_ask_all_the_time_is_told_when_asked_for(client, told):
 
 
 def test_a_client_that_goes_away_before_the_answer(configured, told):
-    app = create_app(configured())
+    app, begun = create_app(configured()), asyncio.Event()
 
     @app.get("/slow")
     async def slow(request: Request) -> None:
-        await asyncio.sleep(30)
+        begun.set()
+        await asyncio.sleep(600)
 
     async def run():
         sent = []
@@ -169,7 +170,7 @@ def test_a_client_that_goes_away_before_the_answer(configured, told):
         }  # fmt: skip
         async with app.router.lifespan_context(app):
             task = asyncio.create_task(app(scope, receive, send))
-            await asyncio.sleep(0.05)
+            await asyncio.wait_for(begun.wait(), 60)
             task.cancel()
             await asyncio.wait({task})
         assert sent == []

@@ -84,7 +84,7 @@ def test_connections_are_shared_and_one_that_hangs_gets_none(two: Process) -> No
             os.kill(first, signal.SIGCONT)
         assert (connections(first), connections(second) - before[1]) == (before[0], 10)
         connect()
-        assert connections(first) - before[0] >= 7  # all ten, unless it slept for a moment
+        assert connections(first) - before[0] >= 5  # all ten, unless it slept for a moment
 
 
 def test_the_end_of_all(two: Process, tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from dataclasses import replace
 
 import pytest
 from tests import blocks
 from tests.chats import user
+from tests.service.processes import until
 from tests.service.proxied import post, scripted
 from tests.service.requests import PATHS, body_of
 
@@ -200,9 +200,7 @@ def test_the_full_history_that_no_cache_held_is_what_memory_cost(tmp_path):
         post(p.port, PATHS["chat"], body, SESSION)
         assert server.requests[-1].body["messages"] == body["messages"]
         told = p.told(15)
-        until = time.monotonic() + 10
-        while told[-1].step.charge.paid < 25_000 and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: told[-1].step.charge.paid >= 25_000)
         charge = told[-1].step.charge
         assert charge.paid > 25_000
         assert charge.full < charge.paid / 4

@@ -92,7 +92,7 @@ def test_a_client_that_leaves_while_memory_is_at_work(tmp_path):
         with locked(tmp_path / "bank.db"):
             with socket.create_connection(("127.0.0.1", p.port), timeout=20) as client:
                 client.sendall(head_of("POST", CHAT, LONGER, NAMED) + LONGER)
-                time.sleep(0.2)
+                until(lambda: p.service.proxy.rebuilder._running)
             assert p.told()[0].outcome == "client_gone"
         assert upstream.got == []
         until(lambda: stored(tmp_path) == 12)  # what came is kept all the same
@@ -159,12 +159,12 @@ def test_an_upstream_that_is_down_and_up_again(tmp_path):
 
 
 def test_a_silent_upstream_is_given_up(tmp_path):
-    with before(lambda got: [9.0], tmp_path, upstream_timeout=0.3) as (upstream, p):
+    with before(lambda got: [60.0], tmp_path, upstream_timeout=0.3) as (upstream, p):
         came = post(p.port, CHAT, SHORT)
         assert came.status == 502
         assert "0.3 seconds" in json.loads(came.body)["error"]["message"]
         until(lambda: upstream.gone)
-    with before(lambda got: chunked(b"1", 9.0), tmp_path, upstream_timeout=0.3) as (upstream, p):
+    with before(lambda got: chunked(b"1", 60.0), tmp_path, upstream_timeout=1.5) as (upstream, p):
         came = post(p.port, CHAT, SHORT)
         assert (came.body, came.whole) == (b"1", False)
         until(lambda: upstream.gone)
@@ -172,9 +172,9 @@ def test_a_silent_upstream_is_given_up(tmp_path):
 
 
 def test_a_slow_upstream_may_take_its_time(tmp_path):
-    pieces = [x for i in range(6) for x in (0.3, b"%d" % i)]
-    with before(lambda got: chunked(*pieces), tmp_path, upstream_timeout=1.5) as (_, p):
-        assert post(p.port, CHAT, SHORT).body == b"012345"
+    pieces = [x for i in range(9) for x in (0.4, b"%d" % i)]
+    with before(lambda got: chunked(*pieces), tmp_path, upstream_timeout=3) as (_, p):
+        assert post(p.port, CHAT, SHORT).body == b"012345678"
 
 
 def test_who_is_to_wait_is_told_by_upstream(tmp_path):
@@ -222,21 +222,28 @@ def unchanged(came, upstream, reason):
 def test_a_database_that_hangs_costs_little_and_comes_back(tmp_path):
     with before(lambda got: whole(OK), tmp_path, memory_timeout=0.3) as (upstream, p):
         p.service.proxy.rebuilder = Rebuilder(
-            p.service.sessions, Identity(p.service.database), 0.3, pause=1.5
+            p.service.sessions, Identity(p.service.database), 0.3, pause=4.0
         )
+        rebuilder = p.service.proxy.rebuilder
         with locked(tmp_path / "bank.db"):
             first = {"model": "m", "messages": json.loads(LONGER)["messages"][:1]}
-            for reason in (b"timeout", b"busy"):  # the step of the first one is still at it
-                came = post(p.port, CHAT, first, b"x-memory-session: q")
-                assert came.header(b"x-memory-reason") == reason
+            came = post(p.port, CHAT, first, b"x-memory-session: q")
+            assert came.header(b"x-memory-reason") == b"timeout"
+            rebuilder.timeout = 60
+            came = post(p.port, CHAT, first, b"x-memory-session: q")
+            assert came.header(b"x-memory-reason") == b"busy"  # the step of the first one is still at it
+            rebuilder.timeout = 0.3
             for name in (b"s", b"t"):
                 came = post(p.port, CHAT, LONGER, b"x-memory-session: " + name)
                 unchanged(came, upstream, "timeout")
             for name in (b"v", b"w"):
                 came = post(p.port, CHAT, LONGER, b"x-memory-session: " + name)
                 unchanged(came, upstream, "paused")
+        rebuilder.timeout = 60
         until(lambda: stored(tmp_path) == 12)
-        until(lambda: post(p.port, CHAT, LONGER, NAMED).header(b"x-memory-status") == b"rebuilt")
+        until(lambda: not rebuilder.hanging)
+        time.sleep(4.0)  # the pause
+        assert post(p.port, CHAT, LONGER, NAMED).header(b"x-memory-status") == b"rebuilt"
         quiet(p)
 
 

@@ -583,7 +583,7 @@ def test_a_client_that_goes_away_ends_the_hidden_turns(tmp_path, way, stream):
 
 
 def test_words_come_at_once_while_a_turn_goes_on(tmp_path):
-    both = Reply("Let me see what there was.", [("get_record", {"trace_id": "#4"})], pause=0.2)
+    both = Reply("Let me see what there was.", [("get_record", {"trace_id": "#4"})], pause=0.4)
     with injected(tmp_path, [both, say("Done.")]) as (_, p):
         began = time.monotonic()
         pieces = client_of(p).chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS, stream=True)
@@ -593,18 +593,19 @@ def test_words_come_at_once_while_a_turn_goes_on(tmp_path):
 
 
 def test_a_memory_that_hangs_is_told_to_the_model(tmp_path):
-    with injected(tmp_path, [say("one"), FETCH, say("two")], memory_timeout=1.0) as (server, p):
+    with injected(tmp_path, [say("one"), FETCH, say("two")]) as (server, p):
         ask(p, "chat")
+        p.service.proxy.rebuilder.timeout = 1.0
         held, let_go = threading.Event(), threading.Event()
 
         def hold():
             with p.service.sessions.reading(None, "task"):
                 held.set()
-                let_go.wait(20)
+                let_go.wait(60)
 
         thread = threading.Thread(target=hold)
         thread.start()
-        held.wait(5)
+        assert held.wait(60)
         try:
             assert ask(p, "chat")[0] == "two"
         finally:

@@ -158,10 +158,10 @@ def test_a_step_whose_client_has_gone_is_neither_charged_nor_recorded(tmp_path, 
 def test_a_step_that_has_begun_to_be_sent_is_waited_for(tmp_path):
     body = body_of("chat", [get_order(n) for n in range(12)])
     with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (_, p):
-        limited(p, 2.0)
+        limited(p, 4.0)
         rebuilder, stored = p.service.proxy.rebuilder, threading.Event()
         rebuilder.sessions = AskedLate(rebuilder.sessions, after=stored)
-        threading.Timer(2.4, stored.set).start()
+        threading.Timer(4.4, stored.set).start()
         came = post(p.port, PATHS["chat"], body, NAMED)
         assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (b"rebuilt", None)
         assert steps_and_paid(p)[0] == ["rebuilt"]
@@ -217,7 +217,7 @@ def test_a_late_step_sends_the_last_fold_and_what_is_new(tmp_path, api):
         post(p.port, PATHS[api], bodies[0], NAMED)
         late = p.service.proxy.rebuilder
         with locked(tmp_path / "bank.db"):
-            late.timeout = 0.3
+            late.timeout = 1.0  # also for the stored fold
             for number in (1, 2, 3):
                 came = post(p.port, PATHS[api], bodies[number], NAMED)
                 assert came.status == 200
@@ -261,7 +261,7 @@ def test_marks_of_the_client_stay_within_four(tmp_path, members):
         limited(p, 60)
         post(p.port, PATHS["messages"], marked(12), NAMED)
         with locked(tmp_path / "bank.db"):
-            p.service.proxy.rebuilder.timeout = 0.3
+            p.service.proxy.rebuilder.timeout = 1.0  # also for the stored fold
             for count in (13, 14):
                 came = post(p.port, PATHS["messages"], marked(count), NAMED)
                 assert came.header(b"x-memory-status") == b"rebuilt"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 
 import pytest
 import sqlalchemy as sa
+from tests.service.processes import until
 from tests.service.proxied import post, scripted
 from tests.service.requests import PATHS, body_of
 
@@ -16,6 +16,7 @@ from memory_bank.bank.keys import Keys
 from memory_bank.bank.schema import records, sessions
 from memory_bank.bank.search import within
 from memory_bank.records import project_key
+from memory_bank.service.project import project_of_prompt
 from memory_bank.testing import say
 from memory_bank.transcript.harness import folder_of, project_of_place
 
@@ -73,9 +74,7 @@ def test_the_first_that_names_a_project(tmp_path, way):
         asked(p, way, prompted(way, ["a", "e", "g"], "Check my working directory."), header, name="of none")
         assert projects(p)["of none"] is None
         assert [s["name"] for s in p.ask(f"/v1/sessions?project={SHOP}").json()["sessions"]] == ["by prompt"]
-        until = time.monotonic() + 30
-        while not (hits := found(p, "late", project=REMOTE)) and time.monotonic() < until:
-            time.sleep(0.01)  # a summary is made behind the answer
+        hits = until(lambda: found(p, "late", project=REMOTE))  # a summary is made behind the answer
         assert hits == {"by header"}
         assert found(p, "late", project="nobody") == set()
         assert not any("x-memory" in name for r in server.requests for name in r.headers)
@@ -123,6 +122,7 @@ def test_a_repository_that_a_client_names_is_the_project_that_run_names(tmp_path
         ["-C", str(shop), "remote", "add", "o", "git@git.example:me/shop"],
     ):
         subprocess.run(["git", *command], check=True)
+    until(lambda: project_of_prompt(str(shop), is_here=True) == REMOTE)  # a request waits a second for git
     for name in ("without", "mine", "default"):
         bank = tmp_path / name
         bank.mkdir()

@@ -281,8 +281,8 @@ class _Slow:
 def test_waiting_for_others_is_no_timeout_for_a_session_that_has_begun(configured):
     """Twice what the threads can do within the limit: a request of a new session goes without, and no other."""
     sessions = Sessions(Database(""), configured())
-    identity = _Slow(0.2)
-    memory = Rebuilder(sessions, identity, 1.0)
+    identity = _Slow(0.4)
+    memory = Rebuilder(sessions, identity, 2.0)
 
     async def run():
         begun = [asked(memory, 3, **{"x-memory-session": f"b{n}"}) for n in range(11 * THREADS)]
