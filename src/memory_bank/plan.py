@@ -250,12 +250,12 @@ class Plan:
         """The number of the fold that the context shows; None without one, 0 where that is not stored."""
         return None if self.unchanged else self.choice.fold
 
-    def fates(self) -> dict[Fate, list[str]]:
-        """The trace_ids of the records of which the context shows something, by fate.
+    def fates(self, numbers: Mapping[str, int]) -> dict[str, list[int]]:
+        """The numbers of the records of which the context shows something, by fate; ``numbers``: by trace_id.
 
         Those that a fold is about are not among them: what it shows of them stands with the fold.
         """
-        by_fate: dict[Fate, list[str]] = {}
+        by_fate: dict[str, list[int]] = {}
         tail = self.view.tail
         for interaction in self.view.interactions:
             if interaction is tail or self.unchanged or interaction.stays:
@@ -265,7 +265,8 @@ class Plan:
             else:
                 fate = Fate.KEPT if interaction.start >= self.choice.since else Fate.LEFT_OUT
             if fate is not Fate.LEFT_OUT:
-                by_fate.setdefault(fate, []).extend(interaction.record_ids)
+                known = (numbers[t] for t in interaction.record_ids if t in numbers)
+                by_fate.setdefault(str(fate), []).extend(known)
         return by_fate
 
     def figures(self) -> dict[str, Any]:

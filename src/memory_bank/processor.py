@@ -152,7 +152,9 @@ def apply_policy(
                     untold="the program sends its requests itself",
                     fold=context.plan.fold,
                 )
-                step = StepToStore(figures, session.fates(context.plan), generation=session.generation)
+                step = StepToStore(
+                    figures, context.plan.fates(session.numbers), generation=session.generation
+                )
                 session.run_later("step", partial(_record_step, session.database, step))
         except StorageError as e:
             if not isinstance(session, MemoryBankState) or not policy.bank:
@@ -297,7 +299,9 @@ class MemoryProcessor:
         if policy is None or client is not llm_client:
             policy = policy_of(self.config.strategy(key), llm_client)
             self._policies[key] = llm_client, policy
-        session = self._session(key, session_id, stored=policy.bank is not None)
+        session = self._states.get((session_id, key))
+        if session is None:
+            session = self._opened(key, session_id, stored=policy.bank is not None)
         if model and model != session.prefix_cache.model:
             price, _ = known_price(self.config.prices, model) or (None, "")
             session.prefix_cache.take_price(price, model)
@@ -342,10 +346,9 @@ class MemoryProcessor:
             for place in [p for p in self._states if session_id is _ALL or p[0] == session_id]:
                 self._states.pop(place).close()
 
-    def _session(self, key: str, session_id: str | None, *, stored: bool) -> Session:
+    def _opened(self, key: str, session_id: str | None, *, stored: bool) -> Session:
+        """A new session; that of another thread, where one has opened it meanwhile."""
         place = (session_id, key)
-        if (session := self._states.get(place)) is not None:
-            return session
         with self._lock:
             opening = self._opening.setdefault(place, threading.RLock())
         with opening:  # a slow database does not block other sessions

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -20,7 +20,7 @@ from memory_bank.bank.steps import StepFigures
 from memory_bank.errors import StorageError
 from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.service.app import create_app
-from memory_bank.service.operations.telemetry import Telemetry
+from memory_bank.service.operations.telemetry import Telemetry, has_sdk
 from memory_bank.service.proxy.exchange import OTHER, Exchange
 from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.security.access import stored_id
@@ -272,6 +272,25 @@ def test_what_the_api_does_with_memory(seen: Seen, configured: Any) -> None:
         assert spans[operation].attributes["gen_ai.memory.store.id"] == "s"
     assert spans["search_memory"].parent.span_id == spans["GET /v1/sessions/{name}/search"].context.span_id
     assert not any("a secret" in s.to_json() for s in spans.values())
+
+
+def test_an_sdk_is_told_from_the_api_itself() -> None:
+    own = trace.NoOpTracerProvider(), trace.ProxyTracerProvider(), metrics.NoOpMeterProvider()
+    assert not has_sdk(*own, metrics.get_meter_provider())
+    assert has_sdk(*own, TracerProvider())
+    assert has_sdk(*own, MeterProvider())
+
+
+def test_a_service_without_an_sdk_sends_the_clients_trace_on(configured: Any) -> None:
+    trace_ = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "v=1", "baggage": "k=a secret"}
+    with ScriptedServer([Reply("Done.")]) as upstream:
+        app = create_app(configured(upstream=upstream.base_url))
+        assert app.tracing is None
+        with TestClient(app) as client:
+            body = {"model": "scripted", "messages": [user("a task")]}
+            given = trace_ | {"authorization": "Bearer k"}
+            assert client.post("/v1/chat/completions", json=body, headers=given).status_code == 200
+    assert trace_.items() <= dict(upstream.requests[0].headers).items()
 
 
 def test_without_an_sdk_what_came_goes_on() -> None:

@@ -137,6 +137,7 @@ class Database:
     in_memory = False
     ranks = False
     read_only = False
+    is_silent = False  # whether the server is known not to answer
     exclusive = False  # whether the writers of a process take turns
     leaders = 1  # how many shared transactions a process runs at a time; with 0 every write has its own
     reading: ClassVar[Mapping[str, Any]] = {}  # options of connections that only read
@@ -217,9 +218,6 @@ class Database:
 
     def check_place(self, c: Connection) -> None:
         """Raise StorageError if the file of the bank was deleted or replaced since it was opened."""
-
-    def check_reachable(self) -> None:
-        """Raise StorageError while the server is known not to answer."""
 
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
@@ -476,7 +474,10 @@ class Database:
                 raise StorageError(
                     "the bank was in memory and has been closed, its contents are lost: open a new one."
                 )
-            self.check_reachable()
+            if self.is_silent:
+                raise StorageError(
+                    f"{self.name}: the server does not answer; the same call can be made again."
+                )
             try:
                 with self.write_lock if self.in_memory else nullcontext():
                     yield

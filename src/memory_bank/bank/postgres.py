@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
 from memory_bank.bank.database import READ_VERSION, Database, first_line
 from memory_bank.bank.schema import WAITING, bank, of_session, sessions, waits
-from memory_bank.errors import INSTALL, DatabaseOpenError, StorageError
+from memory_bank.errors import INSTALL, DatabaseOpenError
 
 if TYPE_CHECKING:
     import psycopg
@@ -146,9 +146,9 @@ class Postgres(Database):
         event.listen(engine, "checkin", lambda _, record: record.info.update({_USED: time.monotonic()}))
         return engine
 
-    def check_reachable(self) -> None:
-        if self._line.is_silent:
-            raise StorageError(f"{self.name}: the server does not answer; the same call can be made again.")
+    @property
+    def is_silent(self) -> bool:  # type: ignore[override]
+        return self._line.is_silent
 
     def close(self) -> None:
         """See Database."""

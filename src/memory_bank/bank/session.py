@@ -72,7 +72,8 @@ class Session(Closing):
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
     charges for a prefix that it has seen; a reset keeps it. ``ledger``: what was paid so far. ``record_tool``: the
     name under which the step's agent has ``get_record``, "" where it has no such tool. ``observer_name``: the label
-    of the step's insights, "extractive" or "llm:MODEL"; "" where there are none. ``lock`` guards all the rest.
+    of the step's insights, "extractive" or "llm:MODEL"; "" where there are none. ``embedder_name``: of their
+    embedding model, "" where there is none. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = DEFAULT, counter: TokenCounter | None = None) -> None:
@@ -85,14 +86,9 @@ class Session(Closing):
         self.ledger = Ledger()
         self.over_budget_logged = False
         self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
-        self.record_tool = self.observer_name = ""
+        self.record_tool = self.observer_name = self.embedder_name = ""
         self.is_prepared = False  # whether a step has begun that reads a bank
         self._caches: dict[str, Any] = {}
-
-    @property
-    def embedder_name(self) -> str:
-        """The name of the embedding model; "" where there is none."""
-        return ""
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step."""
@@ -315,10 +311,6 @@ class MemoryBankState(Session):
                 f"the {name} is in {store.database.name}: open the state there, MemoryBankState.open(…)."
             )
 
-    @property
-    def embedder_name(self) -> str:
-        return "" if self._insights.store is None else self._insights.store.embedder_name
-
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step: take its settings, and load what is stored and not known yet.
 
@@ -355,6 +347,7 @@ class MemoryBankState(Session):
             self.generation = generation
         self._insights.begin(settings, llm_client, stored, anew=is_new)
         self.observer_name = self._insights.observer.name
+        self.embedder_name = "" if self._insights.store is None else self._insights.store.embedder_name
         self.new_records = []
 
     @property
@@ -365,11 +358,6 @@ class MemoryBankState(Session):
             numbers.clear()
             numbers.update((t, n) for n, t in enumerate(self.steps, 1))
         return numbers
-
-    def fates(self, plan: Plan) -> dict[str, list[int]]:
-        """The numbers of the records of which a plan's context shows something, by fate; see ``Plan.fates``."""
-        numbers = self.numbers
-        return {str(f): [numbers[t] for t in ids if t in numbers] for f, ids in plan.fates().items()}
 
     def reload_steps(self) -> None:
         """Read the order of the stored records again, with those of other processes."""
@@ -550,8 +538,8 @@ class MemoryBankState(Session):
 
     def store(self, view: View, *, insights_later: bool = False) -> None:
         """Store what is new in a view: facts in one transaction, then insights; these may wait for ``finish``."""
-        if view.interactions:
-            self._insights.bind(self.settings.embedding_model)
+        if view.interactions and self._insights.store is None:
+            self.embedder_name = self._insights.bind(self.settings.embedding_model).embedder_name
         records, step = list[InteractionRecord](), self.step_count
         if any(t and t not in self.steps for e in view.new for t in e.trace_ids):
             records, step = records_of(view.new, self.steps, self.step_count)
@@ -571,7 +559,8 @@ class MemoryBankState(Session):
                 self.run_later("insights", work)
             else:
                 work()
-        self._insights.start()
+        if self._insights.waiting:
+            self._insights.start()
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
         """Store records that do not come from the transcript, by the same path; return how many were new.

@@ -376,7 +376,8 @@ class InsightWriter:
 
     ``store`` is None until there is something to embed and an embedding model is known. ``missing``: records without
     an insight, with a draft if there is one; where the embedder fails, drafts wait for the next step.
-    ``on_waiting`` is called when records wait to be observed, instead of starting a thread that observes them.
+    ``waiting``: how many wait for the Observer's model. ``on_waiting`` is called when records wait to be observed,
+    instead of starting a thread that observes them.
     """
 
     def __init__(self, facts: FactStore, on_waiting: Callable[[], None] | None = None) -> None:
@@ -388,7 +389,7 @@ class InsightWriter:
         self._client: object = None  # that the Observer was made for
         self._sent: set[str] = set()  # of the missing, those for which the model is to be asked
         self._bare: int | None = None  # how many stored records need no insight, where that is known
-        self._waiting = 0
+        self.waiting = 0
         self._background: BackgroundObserver | None = None
         self._observed_with: object = None
         self._on_waiting = on_waiting
@@ -404,7 +405,7 @@ class InsightWriter:
             is_durable = not self.facts.database.in_memory
             self.observer = Observer.create(llm_client, settings, book, self._logged, is_durable)
             self.settings, self._client = settings, llm_client
-        self._waiting = stored.waiting
+        self.waiting = stored.waiting
         if anew:
             self.missing, self._bare = {}, None
         bare = stored.records - stored.insights
@@ -419,10 +420,11 @@ class InsightWriter:
         self.missing = dict.fromkeys(old) | self.missing
         return len(found)
 
-    def bind(self, model: Embedder | str) -> None:
-        """Make the store, unless there is one. A model that is named is loaded now."""
+    def bind(self, model: Embedder | str) -> InsightStore:
+        """The store, made unless there is one. A model that is named is loaded now."""
         if self.store is None:
             self.store = InsightStore(model, self.facts.database, self.facts.session_id)
+        return self.store
 
     @property
     def pending(self) -> int:
@@ -500,16 +502,16 @@ class InsightWriter:
             self.missing.clear()
         if beside is not None:
             self.facts.database.submit(beside, self.facts.session_id, is_small=True, durable=False)
-        self._waiting += len(self._sent)
+        self.waiting += len(self._sent)
         self._sent.clear()
 
     def start(self) -> None:
         """Make the background Observer work, if any insight waits for it."""
         if self.settings.observer_mode != "background" or self.observer.name == EXTRACTIVE:
             return
-        if not self._waiting or self.store is None:
+        if not self.waiting or self.store is None:
             return
-        self._waiting = 0
+        self.waiting = 0
         if self._on_waiting is not None:
             self._on_waiting()
             return
@@ -529,7 +531,7 @@ class InsightWriter:
             self.write((), task)
         except EmbeddingError as e:
             session_log.warning("%d insights still wait: %s", len(self.missing), e)
-        self._waiting = self._open_count()
+        self.waiting = self._open_count()
         self.start()
 
     def wait(self, until: float | None) -> int:

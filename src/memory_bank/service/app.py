@@ -38,7 +38,7 @@ from memory_bank.service.operations import health
 from memory_bank.service.operations.background import ServiceObserver, chat_of
 from memory_bank.service.operations.logs import RequestLog
 from memory_bank.service.operations.metrics import Metrics
-from memory_bank.service.operations.telemetry import Telemetry
+from memory_bank.service.operations.telemetry import Telemetry, has_sdk
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Answer, Recorder
 from memory_bank.service.proxy.api import Provider
@@ -74,7 +74,9 @@ ANTHROPIC = "https://api.anthropic.com"
 class Service:
     """The objects that the handlers of one process share. ``exchanges`` are called after each proxied request."""
 
-    def __init__(self, config: Config, database: Database, metrics: Metrics, telemetry: Telemetry) -> None:
+    def __init__(
+        self, config: Config, database: Database, metrics: Metrics, telemetry: Telemetry | None = None
+    ) -> None:
         self.config = config
         self.settings: ServiceSettings = config.service
         self.database = database
@@ -94,11 +96,13 @@ class Service:
             redact=redaction.message if redaction else None,
             rebuilt=self._stepped,
             queued=self.observing.wake,
-            traced=telemetry.memory,
+            traced=None if telemetry is None else telemetry.memory,
         )
         self.keyring = Keyring(database)
         self.operations = health.Operations(database, self.sessions, self.observing, metrics, urls["openai"])
-        self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
+        self.exchanges: list[Callable[[Exchange], None]] = [self._exchanged]
+        if telemetry is not None:
+            self.exchanges.insert(0, telemetry.exchanged)
         self.upstreams = connections(urls, self.settings.upstream_timeout)
         known = urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
         passes: dict[str, set[Provider]] = {"pass": {"openai", "anthropic"}, "remove": set()}
@@ -116,7 +120,7 @@ class Service:
             rebuilder,
             cache=MessageCache(),
             seals=Seals(database),
-            add_trace=telemetry.carry,
+            add_trace=list if telemetry is None else telemetry.carry,
             record=self.tell,
         )
         database.failed = metrics.database_errors.inc
@@ -220,7 +224,8 @@ class Service:
             self.metrics.tokens.labels("full").inc(step.full_tokens)
             self.metrics.tokens.labels("sent").inc(step.tokens)
         self.metrics.sessions.set(self.sessions.held)
-        self.telemetry.stepped(step)
+        if self.telemetry is not None:
+            self.telemetry.stepped(step)
         self.recorder.take(step)
 
 
@@ -267,7 +272,7 @@ class _Application(FastAPI):
     """FastAPI inside the request log, which also sees FastAPI's own 500."""
 
     metrics: Metrics
-    tracing: Telemetry
+    tracing: Telemetry | None
 
     def build_middleware_stack(self) -> Any:
         return RequestLog(super().build_middleware_stack(), self.metrics, self.tracing)
@@ -306,7 +311,8 @@ def create_app(config: Config) -> FastAPI:
         telemetry=own,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.metrics, app.tracing = Metrics(), Telemetry(urls["openai"], urls["anthropic"])
+    app.metrics = Metrics()
+    app.tracing = Telemetry(urls["openai"], urls["anthropic"]) if has_sdk() else None
 
     # expected errors are answered in the one form; the gate answers unexpected ones
     @app.exception_handler(MemoryBankError)

@@ -277,7 +277,7 @@ class Sessions:
                     charge = None if state.ledger.last is charged else state.ledger.last
                     if charge and charge.cache_marks is not None and form and isinstance(chat, Context):
                         cache_marks = _ends(charge.cache_marks[changes_again:], form, chat)
-                    fates = None if plan is None else state.fates(plan)
+                    fates = None if plan is None else plan.fates(state.numbers)
         more = count_once(state.counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
         step = Rebuilt(

@@ -13,6 +13,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -163,7 +164,7 @@ class RequestLog:
     ``x-request-id``.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry | None) -> None:
         self.app = app
         self.metrics = metrics
         self.telemetry = telemetry
@@ -178,8 +179,9 @@ class RequestLog:
         scope.setdefault("state", {})["request_id"] = answer.id
         token = request_id.set(answer.id)
         self.metrics.running.inc()
+        traced = nullcontext() if self.telemetry is None else self.telemetry.request(method, scope["headers"])
         try:
-            with self.telemetry.request(method, scope["headers"]) as span:
+            with traced as span:
                 try:
                     await self.app(scope, receive, answer.send)
                 except Exception:
@@ -189,7 +191,8 @@ class RequestLog:
                 finally:
                     route = _route(scope)
                     answer.status = answer.status or GONE
-                    self.telemetry.answered(span, method, route, answer.status)
+                    if self.telemetry is not None and span is not None:
+                        self.telemetry.answered(span, method, route, answer.status)
                     self._record(answer, method, route, scope)
         finally:
             self.metrics.running.dec()

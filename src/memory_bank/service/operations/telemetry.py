@@ -1,4 +1,4 @@
-"""Spans and metrics by OpenTelemetry's conventions for generative AI; without an SDK they cost little.
+"""Spans and metrics by OpenTelemetry's conventions for generative AI, where an SDK takes them (``has_sdk``).
 
 The names are those of the repository open-telemetry/semantic-conventions-genai (status: development), as
 strings: the constants of the Python package are deprecated. No attribute has content.
@@ -38,6 +38,13 @@ PROVIDERS = {"chat": "openai", "responses": "openai", "messages": "anthropic"}
 
 _call: ContextVar[list[Span] | None] = ContextVar("memory_bank_model_call", default=None)
 """The span of the call upstream that a request makes, once it makes one: several of one request are one span."""
+
+
+def has_sdk(*providers: object) -> bool:
+    """Return whether one of these providers, else of the process's, makes anything; the API's own make nothing."""
+    known = providers or (trace.get_tracer_provider(), metrics.get_meter_provider())
+    own = trace.__name__, metrics.__name__
+    return not all(type(provider).__module__.startswith(own) for provider in known)
 
 
 class Telemetry:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from memory_bank.service.proxy.body import as_object, parse_object
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import content_text
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -209,8 +208,7 @@ def read_answer(
         value = stream.answer()
     error = error or _error_of(value)
     turn = dialect.read_answer(value, {})
-    blocks = [b for m in turn.messages for b in _blocks(m)]
-    text = "\n\n".join(t for b in blocks if (t := content_text(b)))
+    text = "\n\n".join(t for m in turn.messages for t in _texts(m) if t)
     left = [ANSWER_CHARS]
     calls = [
         {
@@ -236,12 +234,12 @@ def _error_of(value: Mapping[str, Any]) -> str | None:
     )
 
 
-def _blocks(message: object) -> Iterator[object]:
+def _texts(message: object) -> list[str]:
     """The texts of a message of a turn, without its calls and thinking."""
     content = as_object(message).get("content")
-    for block in content if isinstance(content, list) else [content]:
-        if isinstance(block, str) or isinstance(as_object(block).get("text"), str):
-            yield [block]
+    blocks = content if isinstance(content, list) else [content]
+    texts = (block if isinstance(block, str) else as_object(block).get("text") for block in blocks)
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _cut(text: str, left: list[int]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import string
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from urllib.parse import quote
 
 from anyio import CancelScope, to_thread
@@ -166,19 +166,17 @@ async def _read_body(
     if not knows:
         exchange.headers = without_beta(exchange.headers)
 
-    def parsed(data: bytes) -> Body:
-        """The body, without the member that upstream does not know."""
-        editable = exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT
-        body = proxy.cache.parse(data, *editable, provider=exchange.provider)
-        return body if knows else without_member(body, CONTEXT_MANAGEMENT)
-
+    parse = partial(proxy.cache.parse, provider=exchange.provider)
+    editable = exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT
     try:
-        exchange.body = await in_thread_if_large(data, parsed, data)
+        exchange.body = await in_thread_if_large(data, parse, data, *editable)
         expanded = None
         if BEGINNING.encode() in data:
             expanded = await to_thread.run_sync(expand, exchange, proxy.seals)
         if expanded is not None:
-            exchange.body = await in_thread_if_large(data, parsed, expanded)
+            exchange.body = await in_thread_if_large(data, parse, expanded, *editable)
+        if not knows and CONTEXT_MANAGEMENT in exchange.body.spans:
+            exchange.body = await in_thread_if_large(data, without_member, exchange.body, CONTEXT_MANAGEMENT)
     except BodyError as e:
         exchange.passes(str(e))
     model = exchange.body.value.get("model")

@@ -540,7 +540,7 @@ def chain_seed(namespace: str | None, upstream_key: str | None, cache_key: str |
 
     The upstream key enters as a hash that is never used alone.
     """
-    secret = b"" if upstream_key is None else hashlib.sha256(_encode(upstream_key)).digest()
+    secret = b"" if upstream_key is None else hashlib.sha256(upstream_key.encode()).digest()
     parts = (b"\0" if part is None else part for part in (namespace, cache_key))
     return content_key(b"memory_bank lineage 1", secret, *parts)
 

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice, takewhile
@@ -198,16 +198,10 @@ class Rebuilder:
         self._limiter = CapacityLimiter(THREADS)
         self._threads = CapacityLimiter(math.inf)  # those of the limiters, and what hangs
         self._finishers = CapacityLimiter(2)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()  # which go on, whoever waits for them
         self._unfinished: set[object] = set()  # one task a session, or they would pile up under load
         self._lock = threading.Lock()
-        self._running: set[_Job] = set()
-
-    @property
-    def hanging(self) -> list[_Job]:
-        """The jobs that still run, though their requests have gone on."""
-        with self._lock:
-            return [job for job in self._running if job.end == "given up"]
+        self.hanging: set[_Job] = set()  # that still run, though their requests have gone on
 
     async def rebuild(self, exchange: Exchange) -> None:
         """Put the rebuilt context into a request, or set the reason why it is forwarded unchanged."""
@@ -235,7 +229,8 @@ class Rebuilder:
             share.works()
         if getattr(step.state, "deferred", None) and step.state not in self._unfinished:
             self._unfinished.add(step.state)
-            self._start(self._finish(step))
+            self._tasks.add(task := asyncio.create_task(self._finish(step)))
+            task.add_done_callback(self._tasks.discard)
 
     async def _in_turn(self, share: _Share, exchange: Exchange) -> None:
         """Rebuild a request when it is its turn. Raises NotRebuiltError, MemoryFailedError."""
@@ -265,9 +260,16 @@ class Rebuilder:
         self, limit: float, job: _Job, work: Callable[[_Job, Exchange], None], exchange: Exchange
     ) -> bool:
         """Work on a request in a thread; False where it has not begun to change it within the limit."""
-        with self._lock:
-            self._running.add(job)
-        task = self._start(to_thread.run_sync(work, job, exchange, limiter=self._threads), job)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self.hanging.discard(job)
+            if not task.cancelled():
+                task.exception()  # which nobody may have waited for
+
+        task = asyncio.create_task(to_thread.run_sync(work, job, exchange, limiter=self._threads))
+        self._tasks.add(task)
+        task.add_done_callback(ended)
         try:
             await asyncio.wait({task}, timeout=limit)
             if not task.done() and not job.moves("given up", ""):
@@ -285,24 +287,11 @@ class Rebuilder:
             sentence = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
             raise MemoryFailedError("unforeseen", sentence) from None
         finally:
-            job.moves("given up", "", "taken")  # also where the client has gone
-            if job.end == "given up" and job.session_id is not None:
-                exchange.session = public_name(exchange.namespace, job.session_id)
-
-    def _start(self, work: Coroutine[Any, Any, None], job: _Job | None = None) -> asyncio.Task[None]:
-        """Begin work, maybe that of a job, that goes on whoever waits for it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            with self._lock:
-                self._running -= {job}
-            if not task.cancelled():
-                task.exception()  # which nobody may have waited for
-
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(ended)
-        return task
+            if job.moves("given up", "", "taken"):  # also where the client has gone
+                if task in self._tasks:
+                    self.hanging.add(job)
+                if job.session_id is not None:
+                    exchange.session = public_name(exchange.namespace, job.session_id)
 
     async def _without(self, share: _Share, exchange: Exchange) -> None:
         """Give a request that memory failed for its session's tools; one that is late its stored fold, too."""
@@ -312,10 +301,8 @@ class Rebuilder:
         with suppress(MemoryBankError):  # a name that is none
             session_id = named and stored_id(exchange.namespace, str(exchange.session))
             exchange.tools = self._offered(exchange, session_id or None, asks=False)
-        with self._lock:
-            hangs = share.late in self._running
         may_stand = exchange.reason in LATE and not exchange.api.counts_only and _has_begun(exchange)
-        if hangs or not may_stand:
+        if share.late in self.hanging or not may_stand:
             return
         job = _Job()
         with suppress(NotRebuiltError, MemoryFailedError):
@@ -407,7 +394,7 @@ class Rebuilder:
                     self._put(exchange, leaving)
                 return
             job.session_id = session_id
-            if any(other.session_id == session_id for other in self.hanging if other is not job):
+            if any(other.session_id == session_id for other in [*self.hanging] if other is not job):
                 raise MemoryFailedError("busy", "an earlier request of the session is still at work")
 
             def sends(match: SessionMatch = match) -> bool:
