@@ -1,7 +1,6 @@
 """The manager: order, counts, caches, callbacks, files, replay, page; each step is worked on once."""
 
 import base64
-import copy
 import io
 import json
 import logging
@@ -103,10 +102,7 @@ def test_messages_handed_out_change_nothing():
     manager = history()
     messages = manager.to_messages()
     messages.clear()
-    with pytest.raises(TypeError):
-        manager.to_messages()[0]["content"] = "other"
-    own = copy.deepcopy(manager.to_messages())
-    own[0]["content"] = "other"
+    manager.to_messages()[0]["content"] = "other"
     assert manager.to_messages()[0]["content"] == "be careful"
     assert json.loads(json.dumps(manager.to_messages())) == manager.to_messages()
 

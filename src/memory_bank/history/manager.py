@@ -29,7 +29,6 @@ from memory_bank.history.steps import (
     Wire,
     check_wire,
     describe,
-    freeze,
     is_protected,
     log,
     one_line,
@@ -91,6 +90,8 @@ class MemoryManager:
         >>> history = MemoryManager("You are a careful agent.", keep_last_n_steps(20), 100)
         >>> step = history.add(TaskStep("Refund order 7."))
     """
+
+    _own_pruning: Pruning | None = None  # of a class that prunes by itself
 
     def __init__(
         self,
@@ -207,16 +208,19 @@ class MemoryManager:
             self._callbacks.append((step_class, lambda step: callback(step, agent=self.agent)))
 
     def to_messages(self, summary_mode: bool = False) -> list[Json]:
-        """The messages of all steps. Each step is rendered once, however often this is called.
+        """The messages of all steps, as new dicts. Each step is rendered once, however often this is called.
 
-        The list is new; its messages are shared and cannot be changed: copy.deepcopy returns plain ones.
+        What stands in a message, such as its list of calls, is shared: use copy.deepcopy before you change that.
         """
+        return list(map(dict, self._messages(summary_mode)))
+
+    def _messages(self, summary_mode: bool = False) -> list[Json]:
         self.refresh()
         with self.lock:
             done, messages = self._rendered.get(summary_mode, (0, []))
             self._render(self._steps[done:], messages, self._joins, summary_mode)
             self._rendered[summary_mode] = (len(self._steps), messages)
-            return list(messages)
+            return messages
 
     def _render(
         self, steps: Iterable[Step], messages: list[Json], joins: bool, summary_mode: bool = False
@@ -226,7 +230,7 @@ class MemoryManager:
             for message in step.to_messages(summary_mode, wire=self.wire):
                 if joins and _is_user(message) and messages and _is_user(messages[-1]):
                     message = _joined(messages.pop(), message)
-                messages.append(freeze(message))
+                messages.append(message)
         return messages
 
     @property
@@ -239,7 +243,7 @@ class MemoryManager:
         """The tokens of ``to_messages()``. Each message is counted once, however often this is read."""
         with self.lock:
             counts = self._counts
-            for at, message in enumerate(messages := self.to_messages()):
+            for at, message in enumerate(messages := self._messages()):
                 if at == len(counts) or counts[at][0] is not message:
                     counts[at:] = [(message, self.counter.count_message(message))]
             return sum(tokens for _, tokens in counts[: len(messages)])
@@ -249,7 +253,7 @@ class MemoryManager:
         return [s for s in self.steps if isinstance(s, step_class)]
 
     def prune(self, strategy: Pruning | None = None) -> int:
-        """Prune by ``strategy``, else by ``prune_strategy``; returns the number of removed steps.
+        """Prune by ``strategy``, ``prune_strategy``, or as the class does; returns the number of removed steps.
 
         DEBUG logs which pruning ran, how many steps it removed or replaced, and how many are left. When the pruning
         raises, nothing changes. Raises HistoryError for a strategy that returns no steps.
@@ -257,7 +261,7 @@ class MemoryManager:
         self.refresh()
         with self.lock:
             before = self._steps
-            if (chosen := strategy or self.prune_strategy) is not None:
+            if (chosen := strategy or self.prune_strategy or self._own_pruning) is not None:
                 left = _in_order(check_steps(chosen(tuple(before))))
                 if rule := self._broken_rule(left):
                     if rule not in self._rules_logged:
@@ -279,7 +283,7 @@ class MemoryManager:
         """
         if list(map(id, left)) == list(map(id, self._steps)):
             return ""
-        came, joins = self.to_messages(), self._joins
+        came, joins = self._messages(), self._joins
         rule = broken_rule(self._render(left, [], joins), came)
         if rule == ROLES:
             joins, rule = True, broken_rule(self._render(left, [], True), came)
@@ -290,7 +294,7 @@ class MemoryManager:
     def _prune_if_due(self) -> None:
         limit = self.max_steps_before_prune
         over = len(self._steps) - self._types[SystemPromptStep] - limit
-        if over == 1 and self.prune_strategy is None and type(self).prune is MemoryManager.prune:
+        if over == 1 and self.prune_strategy is self._own_pruning is None:
             log.warning("a history has more than %d steps and no prune_strategy: nothing is pruned", limit)
         # A pruning that left more than the limit runs again only after as many further steps.
         next_prune = self._pruned_at + limit if self._pruned_at > limit else 0
@@ -518,16 +522,13 @@ class AdaptiveMemoryManager(MemoryManager):
         self.max_tokens = positive(max_tokens, "max_tokens")
         self.state = state
         self.last_level = ""
+        self._own_pruning = self._prune_mildly
         super().__init__(*args, **options)
-
-    def prune(self, strategy: Pruning | None = None) -> int:
-        """Prune by ``strategy``, else by the mildest that fits; returns the number of removed steps."""
-        return super().prune(strategy or self._prune_mildly)
 
     def _prune_if_due(self) -> None:
         super()._prune_if_due()
         if self.token_count > self.max_tokens:
-            self.prune()
+            self.prune(self._own_pruning)
 
     def _prune_mildly(self, steps: Sequence[Step]) -> list[Step]:
         fit = prunings.fit_token_budget(self.max_tokens, counter=self.counter, wire=self.wire)
@@ -561,16 +562,13 @@ class HierarchicalMemory(MemoryManager):
         self.state = state
         self.recent = positive(recent, "recent")
         self.summarized = positive(summarized, "summarized")
+        self._own_pruning = self._to_tiers
         super().__init__(*args, **options)
-
-    def prune(self, strategy: Pruning | None = None) -> int:
-        """Prune by ``strategy``, else sort the steps into the tiers; returns the number of removed steps."""
-        return super().prune(strategy or self.prune_strategy or self._to_tiers)
 
     def _prune_if_due(self) -> None:
         super()._prune_if_due()
         if self.action_count > self.recent:
-            super().prune(self._to_tiers)
+            self.prune(self._own_pruning)
 
     def _to_tiers(self, steps: Sequence[Step]) -> list[Step]:
         first = prunings.first_recent(steps, self.recent) if self.action_count > self.recent else 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.history import steps as typed
-from memory_bank.history.steps import Json, Wire, check_wire, freeze, image_url, type_name
+from memory_bank.history.steps import Json, Wire, as_json, check_wire, image_url, type_name
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -222,7 +222,7 @@ def _native_action(native: object) -> typed.ActionStep:
         seen = [*([] if seen is None else [{"type": "text", "text": seen}]), *images]
     output, code = read(native, "model_output"), read(native, "code_action")
     return typed.ActionStep(
-        output if isinstance(output, str) or output is None else content_text(freeze(output)),
+        output if isinstance(output, str) or output is None else content_text(as_json(output)),
         tuple(calls),
         () if seen is None else (typed.Observation(seen, calls[0].id if calls else None),),
         None if error is None else str(read(error, "message") or error),
@@ -251,13 +251,13 @@ def _of_model(native: object) -> Json:
 
 
 def _message(message: object) -> Json:
-    frozen: Json = freeze(message)
-    parts = frozen.get("content")
+    copied: Json = as_json(message)
+    parts = copied.get("content")
     if not isinstance(parts, list):
-        return frozen
+        return copied
     images = (p.get("image") if isinstance(p, dict) and p.get("type") == "image" else None for p in parts)
     content = [image if isinstance(image, dict) else p for image, p in zip(images, parts, strict=True)]
-    return {**frozen, "content": content}
+    return {**copied, "content": content}
 
 
 def chat_message(message: object) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import dataclasses
 import datetime as dt
 import functools
@@ -16,7 +15,7 @@ from copy import deepcopy
 from dataclasses import field, fields, replace
 from decimal import Decimal
 from pathlib import Path, PurePath
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, Strict, ValidationError
 from pydantic.dataclasses import dataclass
@@ -64,76 +63,40 @@ def positive(limit: object, name: str) -> int:
     return limit
 
 
-# JSON that cannot be changed
+# JSON
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
-    raise TypeError("this value belongs to a history and cannot be changed: use copy.deepcopy to get a copy")
-
-
-class _ReadOnly:
-    """A dict or list that cannot be changed. It equals the plain one, of which ``copy.deepcopy`` makes a copy."""
-
-    __slots__ = ()
-    plain: Any  # the type that it stands for
-    __setitem__ = __delitem__ = __ior__ = __iadd__ = __imul__ = clear = pop = _refuse
-    popitem = setdefault = update = append = extend = insert = remove = reverse = sort = _refuse
-
-    def __hash__(self) -> int:
-        return hash(len(self))  # type: ignore[arg-type]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.plain(self), memo)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.plain(self),)
-
-
-class FrozenDict(_ReadOnly, dict[str, Any]):  # type: ignore[misc]
-    """A dict that cannot be changed."""
-
-    __slots__ = ()
-    plain = dict
-
-
-class FrozenList(_ReadOnly, list[Any]):  # type: ignore[misc]
-    """A list that cannot be changed."""
-
-    __slots__ = ()
-    plain = list
-
-
-def freeze(raw: object) -> Any:
-    """A copy as JSON that cannot be changed: tuples and sets as lists, SDK objects as dicts, images as URLs.
+def as_json(raw: object) -> Any:
+    """A copy as JSON: tuples and sets as lists, SDK objects as dicts, images as URLs.
 
     Dates, Decimals, UUIDs and paths become text; any other object becomes ``{"_not_kept": "module.Class"}``, and a
     warning names it. A value that nests too deep for recursion becomes its text.
     """
     try:
-        return _frozen(raw)
+        return _copied(raw)
     except RecursionError:
-        return _frozen(plain(raw))
+        return _copied(plain(raw))
 
 
-def _frozen(raw: object) -> Any:
-    if raw is None or isinstance(raw, (bool, int, float, FrozenDict, FrozenList)):
+def _copied(raw: object) -> Any:
+    if raw is None or isinstance(raw, (bool, int, float)):
         return raw
     if isinstance(raw, str):
         return str.__str__(raw)  # also of an enum
     if isinstance(raw, Mapping):
-        return FrozenDict((k if isinstance(k, str) else str(k), _frozen(v)) for k, v in raw.items())
+        return {k if isinstance(k, str) else str(k): _copied(v) for k, v in raw.items()}
     if isinstance(raw, (list, tuple, set, frozenset)):
-        return FrozenList(map(_frozen, raw))
+        return list(map(_copied, raw))
     if isinstance(raw, (dt.date, dt.time, Decimal, uuid.UUID, PurePath)):
         return str(raw)
     if dataclasses.is_dataclass(raw) and not isinstance(raw, type):
-        return _frozen({f.name: getattr(raw, f.name) for f in dataclasses.fields(raw) if f.name != "raw"})
+        return _copied({f.name: getattr(raw, f.name) for f in dataclasses.fields(raw) if f.name != "raw"})
     if callable(getattr(raw, "model_dump", None)):
-        return _frozen(plain(raw))
+        return _copied(plain(raw))
     if callable(getattr(raw, "save", None)) and hasattr(raw, "size"):
-        return _frozen({"type": "image_url", "image_url": {"url": image_url(raw)}})
+        return {"type": "image_url", "image_url": {"url": image_url(raw)}}
     log.warning("a %s is not JSON and is not kept in the history: only its type is", type_name(raw))
-    return FrozenDict({"_not_kept": type_name(raw)})
+    return {"_not_kept": type_name(raw)}
 
 
 def type_name(instance: object) -> str:
@@ -189,7 +152,7 @@ Text = Annotated[str, Strict()]
 Flag = Annotated[bool, Strict()]
 Whole = Annotated[int, Strict(), Field(ge=0)]
 Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
-Frozen = Annotated[Any, BeforeValidator(freeze)]
+JsonValue = Annotated[Any, BeforeValidator(as_json)]
 LISTED = BeforeValidator(_listed)
 
 
@@ -246,7 +209,7 @@ class ToolCall(StepPart):
     """
 
     name: Text
-    arguments: Frozen = None
+    arguments: JsonValue = None
     id: Text | None = None
 
     @property
@@ -286,7 +249,7 @@ class Observation(StepPart):
     is not ``whole``, and its ``trace_id`` names the record that holds all of it.
     """
 
-    content: Frozen
+    content: JsonValue
     call_id: Text | None = None
     whole: Flag = True
     trace_id: Text | None = None
@@ -338,7 +301,7 @@ class TokenUsage(StepPart):
 class SourceMessages(StepPart):
     """The messages that a step was read from, kept where rendering the step would not reproduce them."""
 
-    messages: Annotated[tuple[Frozen, ...], LISTED]
+    messages: Annotated[tuple[JsonValue, ...], LISTED]
     wire: Text = "tools"
 
 
@@ -360,7 +323,7 @@ def _check_error(error: object) -> object:
 
 
 Usage = Annotated[TokenUsage | None, BeforeValidator(_usage_fields)]
-Messages = Annotated[tuple[Frozen, ...], LISTED]
+Messages = Annotated[tuple[JsonValue, ...], LISTED]
 Calls = Annotated[tuple[Annotated[ToolCall, BeforeValidator(_call_fields)], ...], LISTED]
 _READABLE = BeforeValidator(lambda v: {"content": v} if isinstance(v, (str, list, tuple)) else v)
 Observations = Annotated[tuple[Annotated[Observation, _READABLE], ...], LISTED]
@@ -474,7 +437,7 @@ class PlanningStep(Step):
     timing: Timing | None = None
     token_usage: Usage = None
     model_input_messages: Messages = ()
-    model_output_message: Frozen = None
+    model_output_message: JsonValue = None
 
 
 @value
@@ -499,8 +462,8 @@ class ActionStep(Step):
     token_usage: Usage = None
     is_final: Flag = False
     model_input_messages: Messages = ()
-    model_output_message: Frozen = None
-    action_output: Frozen = None
+    model_output_message: JsonValue = None
+    action_output: JsonValue = None
     error_type: Text | None = None
     code_action: Text | None = None
     signals: Annotated[tuple[Annotated[str, BeforeValidator(str)], ...], LISTED] = ()
@@ -528,7 +491,7 @@ class ScratchpadStep(Step):
     text: Text
     kind: Literal["note", "summary", "themes", "bank"] = "note"
     trace_ids: Annotated[tuple[Text, ...], LISTED] = ()
-    rows: Frozen = None
+    rows: JsonValue = None
 
 
 @value
@@ -537,7 +500,7 @@ class FinalAnswerStep(Step):
 
     type = "final_answer"
     texts = ("output",)
-    output: Frozen
+    output: JsonValue
 
     @property
     def text(self) -> str:
