@@ -16,7 +16,7 @@ from memory_bank.ports import Scope
 from memory_bank.records import InteractionRecord, call_key, derive_trace_id
 from memory_bank.service.api.openapi import TRACE_ID, Count, Json, RequestModel, ResponseModel
 from memory_bank.service.api.records import RecordItem, beginning, record_input
-from memory_bank.service.api.requests import Api, ApiContext, JsonBody, RawJson, SessionName, route
+from memory_bank.service.api.requests import Api, ApiContext, JsonBody, OfProject, RawJson, SessionName, route
 from memory_bank.service.proxy.body import render_array
 from memory_bank.service.security.access import LONGEST_NAME
 from memory_bank.tools import search
@@ -75,6 +75,14 @@ Project = Annotated[
     AfterValidator(_project),
     WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
 ]
+Words = Annotated[
+    str,
+    Query(
+        min_length=1, max_length=LONGEST_ARGUMENTS["query"], description="words, or an exact identifier",
+        examples=["ORD-7 due"],
+    ),
+]  # fmt: skip
+TopK = Annotated[int, Query(ge=1, le=50, description="maximum number of hits")]
 _PROJECT = Field(None, description="the project that the session belongs to, whose sessions a search reaches")
 Message = Annotated[
     Any,
@@ -155,26 +163,6 @@ class Ingested(ResponseModel):
 
     trace_ids: list[str] = Field(description="of every call, in order", examples=[[TRACE_ID]])
     new: Count = Field(description="how many of them are new")
-
-
-class SearchQuery(RequestModel):
-    """Query of ``search_session``."""
-
-    q: str = Field(
-        min_length=1,
-        max_length=LONGEST_ARGUMENTS["query"],
-        description="words, or an exact identifier",
-        examples=["ORD-7 due"],
-    )
-    top_k: Annotated[int, Field(ge=1, le=50, description="maximum number of hits")] = 10
-
-
-class SearchAllQuery(SearchQuery):
-    """Query of ``search_all``."""
-
-    project: str | None = Field(
-        None, min_length=1, max_length=LONGEST_NAME, description="only sessions of this project"
-    )
 
 
 class SearchHit(RecordItem):
@@ -317,29 +305,29 @@ def _records_of(outputs: list[ToolOutput], session_id: str, step: int) -> list[I
 
 
 @route(router, "GET", "/sessions/{name}/search", "Search a session", 404, 422, 501)
-def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Hits:
+def search_session(api: Api, name: SessionName, q: Words, top_k: TopK = 10) -> Hits:
     """Search one session. Records whose output contains the whole query come first, then those that fit it best."""
     with api.sessions.reading(api.namespace, name) as state:
-        return _hits(api, state, query)
+        return _hits(api, state, q, top_k)
 
 
 @route(router, "GET", "/search", "Search all sessions", 422, 501)
-def search_all(api: Api, query: Annotated[SearchAllQuery, Query()]) -> Hits:
+def search_all(api: Api, q: Words, top_k: TopK = 10, project: OfProject = None) -> Hits:
     """Search all of your sessions at once. A record is found as soon as it has a summary."""
-    with api.sessions.searching(api.namespace, query.project) as (state, scope):
-        return _hits(api, state, query, scope)
+    with api.sessions.searching(api.namespace, project) as (state, scope):
+        return _hits(api, state, q, top_k, scope)
 
 
 def _hits(
-    api: ApiContext, state: MemoryBankState | None, query: SearchQuery, scope: Scope | None = None
+    api: ApiContext, state: MemoryBankState | None, q: str, top_k: int, scope: Scope | None = None
 ) -> Hits:
-    words = query.q.strip()
+    words = q.strip()
     if not words:
         raise InvalidRequestError("q is empty: give words, or an id to search for.")
     if state is None:
         return Hits(hits=[], note=None)
     with api.sessions.traced("search_memory", state.session_id):
-        result = search.search_session(state, words, query.top_k, scope=scope, by_agent=False)
+        result = search.search_session(state, words, top_k, scope=scope, by_agent=False)
     trouble = None if result.trouble is None else f"only words were compared: {result.trouble}"
     hits = [
         SearchHit.of(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 
@@ -21,7 +22,6 @@ from memory_bank.service.api.openapi import (
     Count,
     Json,
     NextNumber,
-    RequestModel,
     ResponseModel,
     Time,
     errors,
@@ -177,32 +177,15 @@ class Life(ResponseModel):
     spans: list[Span]
 
 
-class RecordsQuery(RequestModel):
-    """Query of ``list_records``."""
-
-    limit: Limit = 50
-    after: int = AfterNumber
-
-
 def _selecting(name: str, description: str) -> Any:
-    return Field(None, max_length=LONGEST_ARGUMENTS[name], description=description)
-
-
-class RecordQuery(RequestModel):
-    """Query of ``get_record``."""
-
-    raw: bool = Field(False, description="the output alone, byte for byte, as a download")
-    path: str | None = _selecting("path", 'a JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]')
-    lines: str | None = _selecting("lines", "lines: 10-25, 7, or -20 for the last 20")
-    pattern: str | None = _selecting("pattern", "a regular expression; lines around a match are included")
-    max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
+    return Query(None, max_length=LONGEST_ARGUMENTS[name], description=description)
 
 
 @route(router, "GET", "/sessions/{name}/records", "List a session's records, oldest first", 404, 422)
-def list_records(api: Api, name: SessionName, query: Annotated[RecordsQuery, Query()]) -> RecordPage:
+def list_records(api: Api, name: SessionName, limit: Limit = 50, after: AfterNumber = 0) -> RecordPage:
     """The call, its summary and the size of its output; a page at a time."""
-    outlines = listing.list_outlines(api.database, api.known(name), query.limit + 1, query.after)
-    page = outlines[: query.limit]
+    outlines = listing.list_outlines(api.database, api.known(name), limit + 1, after)
+    page = outlines[:limit]
     rows = [RecordItem.of(o, input=record_input(o)) for o in page]
     return RecordPage.of(records=rows, next=page[-1].number if len(outlines) > len(page) else None)
 
@@ -239,22 +222,28 @@ _RECORD_OR_PART: dict[int | str, dict[str, Any]] = {
     responses={**_RECORD_OR_PART, **errors(404, 422)},
 )
 async def get_record(
-    api: Api, name: SessionName, trace_id: RecordId, query: Annotated[RecordQuery, Query()]
-) -> Response:
+    api: Api, request: Request, name: SessionName, trace_id: RecordId,
+    raw: Annotated[bool, Query(description="the output alone, byte for byte, as a download")] = False,
+    path: str | None = _selecting("path", 'a JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]'),
+    lines: str | None = _selecting("lines", "lines: 10-25, 7, or -20 for the last 20"),
+    pattern: str | None = _selecting("pattern", "a regular expression; lines around a match are included"),
+    max_chars: Annotated[int, Query(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000,
+) -> Response:  # fmt: skip
     """Everything a tool returned. A record is named by its trace_id, at least six characters of it, or its
     number (`12` or `%2312`, as contexts call it).
 
     `raw=1` returns the output alone, as bytes. `path`, `lines` and `pattern` select a part, also together.
     """
-    partly = query.path is not None or query.lines is not None or query.pattern is not None
-    if query.raw and partly:
+    partly = (path, lines, pattern) != (None, None, None)
+    if raw and partly:
         raise InvalidRequestError("raw returns the whole output: omit path, lines and pattern, or raw.")
-    if "max_chars" in query.model_fields_set and not partly:
+    if "max_chars" in request.query_params and not partly:
         raise InvalidRequestError("max_chars limits a part: give it with path, lines or pattern.")
     outline = await in_thread("api", named_record, api, name, trace_id)
     if partly:
-        return await json_response(_part, api, outline, query, long=outline.output_bytes > _LONG_OUTPUT)
-    if not query.raw:
+        selected = partial(part_of, path=path, lines=lines, pattern=pattern, max_chars=max_chars)
+        return await json_response(_part, api, outline, selected, long=outline.output_bytes > _LONG_OUTPUT)
+    if not raw:
         return StreamingResponse(await streamed(_record_json(api, outline)), media_type=JSON)
     file = re.sub(r"[^\w.-]+", "_", outline.trace_id).encode("ascii", "replace").decode()
     headers = {  # a download, which no browser shows as a page of this service
@@ -338,24 +327,26 @@ def _text_pieces(api: ApiContext, outline: listing.Outline, text: listing.Text) 
     yield rest.decode("utf-8", "surrogatepass")
 
 
-def _part(api: ApiContext, outline: listing.Outline, query: RecordQuery) -> RecordPart:
+def _part(api: ApiContext, outline: listing.Outline, selected: Callable[[str], dict[str, Any]]) -> RecordPart:
     try:
         return RecordPart.of(
-            trace_id=outline.trace_id, **part_of(listing.whole(api.database, outline, "output"), query)
+            trace_id=outline.trace_id, **selected(listing.whole(api.database, outline, "output"))
         )
     except RefusedCall as e:
         raise InvalidRequestError(str(e)) from None
 
 
-def part_of(text: str, query: RecordQuery) -> dict[str, Any]:
-    """The part of an output that the query's path, lines, pattern and max_chars select. Raises RefusedCall."""
-    chosen, room = at_path(text, query.path, written), query.max_chars
+def part_of(
+    text: str, path: str | None, lines: str | None, pattern: str | None, max_chars: int
+) -> dict[str, Any]:
+    """The part of an output that the parameters of ``get_record`` select. Raises RefusedCall."""
+    chosen, room = at_path(text, path, written), max_chars
     found, values, rest = chosen.found, None, None
     rows: list[dict[str, Any]] = []
-    by_line = query.lines is not None or query.pattern is not None
+    by_line = lines is not None or pattern is not None
     if by_line:
         layout = lay_out(chosen.text, chosen.value)
-        selection = select_lines(layout, query.lines, query.pattern)
+        selection = select_lines(layout, lines, pattern)
         count, complete, used = layout.count, True, 0
         for n, line, matches in selection:
             used += len(line) + 1

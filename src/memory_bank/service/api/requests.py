@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -56,7 +56,7 @@ class ApiContext:
 
 
 def api_context(request: Request) -> ApiContext:
-    """The context of a request. Raises InvalidRequestError for a repeated query parameter, and for very many."""
+    """The context of a request. Raises InvalidRequestError for unknown, repeated, and very many query parameters."""
     pairs = request.query_params.multi_items()
     if len(pairs) > _MAX_PARAMETERS:  # FastAPI looks at each of them once for each
         raise InvalidRequestError(
@@ -65,6 +65,9 @@ def api_context(request: Request) -> ApiContext:
     for key, times in Counter(key for key, _ in pairs).items():
         if times > 1:
             raise InvalidRequestError(f"{key[:80]} is given more than once: give it once.")
+    declared = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    if declared and (unknown := next((key for key, _ in pairs if key not in declared), None)) is not None:
+        raise InvalidRequestError(f"{unknown[:80]!r} is unknown: remove it or correct its name.")
     return ApiContext(caller_of(request).namespace, request.app.state.service.sessions)
 
 
@@ -90,8 +93,11 @@ RecordId = Annotated[
     AfterValidator(decoded),
     _segment("the record's trace_id, 6 or more characters of it, or its number: 12 (or %2312)", TRACE_ID, 64),
 ]
-Limit = Annotated[int, Field(ge=1, le=500, description="maximum number")]
-AfterNumber = Field(0, ge=0, le=10**9, description="`next` of the previous page")
+Limit = Annotated[int, Query(ge=1, le=500, description="maximum number")]
+AfterNumber = Annotated[int, Query(ge=0, le=10**9, description="`next` of the previous page")]
+OfProject = Annotated[
+    str | None, Query(min_length=1, max_length=LONGEST_NAME, description="only sessions of this project")
+]
 
 
 # JSON: NaN, lone surrogates and integers of any length are accepted and returned unchanged

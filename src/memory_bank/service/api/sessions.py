@@ -42,6 +42,7 @@ from memory_bank.service.api.requests import (
     ApiContext,
     JsonBody,
     Limit,
+    OfProject,
     SessionName,
     route,
     streamed,
@@ -188,28 +189,16 @@ class Stats(ResponseModel):
     )
 
 
-Only = Annotated[Literal["errors", "without_memory"] | None, Field(description="only those with such steps")]
+Only = Annotated[Literal["errors", "without_memory"] | None, Query(description="only those with such steps")]
 Since = Annotated[
-    float, Field(ge=0, le=1e11, description="only steps that began since then, in Unix seconds")
+    float, Query(ge=0, le=1e11, description="only steps that began since then, in Unix seconds")
 ]
 
 
-class SessionsQuery(RequestModel):
-    """Query of ``list_sessions``."""
-
-    limit: Limit = 50
-    after: str | None = Field(None, description="`next` of the previous page", min_length=1, max_length=180)
-    q: str = Field(
-        "", max_length=1000, description="text that the name, title or task contains, ignoring case"
-    )
-    sort: Literal["created", "used", "saved", "lost", "cost", "errors", "steps"] = Field(
-        "created",
-        description="what is greatest comes first; saved, lost: dollars, then tokens",
-    )
-    only: Only = None
-    since: Since | None = None
-    model: str | None = Field(None, max_length=255, description="only sessions with steps for this model")
-    project: str | None = Field(None, max_length=LONGEST_NAME, description="only sessions of this project")
+Sort = Annotated[
+    Literal["created", "used", "saved", "lost", "cost", "errors", "steps"],
+    Query(description="what is greatest comes first; saved, lost: dollars, then tokens"),
+]
 
 
 class TitleRequest(RequestModel):
@@ -247,38 +236,30 @@ class NamedGroups(ResponseModel):
     groups: list[NamedGroup]
 
 
-class GroupsQuery(RequestModel):
-    """Query of ``get_groups``."""
-
-    by: Literal["project", "client"] = Field(
-        description="the project of a session; the program that sent its first request"
-    )
-
-
-class DaysQuery(RequestModel):
-    """Query of ``get_days``."""
-
-    days: Annotated[int, Field(ge=1, le=400, description="how many days, up to today")] = 30
-    unit: Literal["day", "hour"] = "day"
-    offset: Annotated[
-        int, Field(ge=-1440, le=1440, description="minutes of the days' time zone east of UTC")
-    ] = 0
-
-
 @route(router, "GET", "/sessions", "List sessions, newest first", 422)
-def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Query()]) -> SessionPage:
+def list_sessions(
+    api: Api, request: Request, limit: Limit = 50,
+    after: Annotated[
+        str | None, Query(description="`next` of the previous page", min_length=1, max_length=180)] = None,
+    q: Annotated[
+        str, Query(max_length=1000, description="text that the name, title or task contains, ignoring case")] = "",
+    sort: Sort = "created", only: Only = None, since: Since | None = None,
+    model: Annotated[
+        str | None, Query(max_length=255, description="only sessions with steps for this model")] = None,
+    project: OfProject = None,
+) -> SessionPage:  # fmt: skip
     """The caller's sessions, a page at a time."""
-    after = None if query.after is None else stored_id(api.namespace, query.after)
+    last = None if after is None else stored_id(api.namespace, after)
     prefix = stored_id(api.namespace, "x")[:-1]
-    plain = (query.sort, query.only, query.model, query.since, query.project) == ("created", *[None] * 4)
-    ranked = None if plain else _ranked(api, query)
-    page = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix, ranked)
+    plain = (sort, only, since, model, project) == ("created", *[None] * 4)
+    ranked = None if plain else _ranked(api, sort, only, since, model, project)
+    page = list_page(api.database, api.namespace, limit, last, q.strip(), prefix, ranked)
     if page is None:
         raise InvalidRequestError("after names no session of the list: omit it to begin at the first page.")
     lines, has_next = page
     rebuilder = request.app.state.service.proxy.rebuilder
     ids = [s.session_id for s in lines]
-    used = _by(steps.usage_sums(api.database, api.namespace, "session", session_ids=ids, since=query.since))
+    used = _by(steps.usage_sums(api.database, api.namespace, "session", session_ids=ids, since=since))
     rows = []
     for s in lines:
         sums, task = used[s.session_id], cut_at_edge(s.task, _TASK_CHARS, marked=True)
@@ -311,10 +292,12 @@ def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
     return {"tokens": tokens, "sent_cost": bill.sent, "full_cost": bill.full, **counts}
 
 
-def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
+def _ranked(
+    api: ApiContext, sort: Sort, only: Only, since: float | None, model: str | None, project: str | None
+) -> list[str]:
     """The ids of the sessions that a query wants, in its order; the newest first among equals."""
-    used = _by(steps.usage_sums(api.database, api.namespace, "session", since=query.since))
-    of = None if query.project is None else origins(api.database, api.namespace)
+    used = _by(steps.usage_sums(api.database, api.namespace, "session", since=since))
+    of = None if project is None else origins(api.database, api.namespace)
     worth: dict[str, Callable[[list[UsageSums]], Any]] = {
         "used": lambda sums: max((s.last for s in sums), default=0.0),
         "saved": lambda sums: _saved(api, sums),
@@ -325,12 +308,12 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
     }
     ids = [
         i for i in session_ids(api.database, api.namespace)
-        if (query.since is None or used[i])
-        and (query.only is None or any(getattr(s, query.only) for s in used[i]))
-        and (query.model is None or any(s.model == query.model for s in used[i]))
-        and (of is None or of[i][0] == query.project)
+        if (since is None or used[i])
+        and (only is None or any(getattr(s, only) for s in used[i]))
+        and (model is None or any(s.model == model for s in used[i]))
+        and (of is None or of[i][0] == project)
     ]  # fmt: skip
-    return sorted(ids, key=lambda i: worth[query.sort](used[i]), reverse=True) if query.sort in worth else ids
+    return sorted(ids, key=lambda i: worth[sort](used[i]), reverse=True) if sort in worth else ids
 
 
 def _saved(api: ApiContext, sums: Sequence[UsageSums]) -> tuple[float, float]:
@@ -342,15 +325,6 @@ def _saved(api: ApiContext, sums: Sequence[UsageSums]) -> tuple[float, float]:
 def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
     ids = {"name": info.session_id, "forked_from": info.forked_from}
     return {key: None if id_ is None else api.public(id_) for key, id_ in ids.items()}
-
-
-class HandoffQuery(RequestModel):
-    """Query of ``hand_on``."""
-
-    budget: Annotated[int, Field(ge=500, le=20_000, description="tokens of the text, at most")] = 4_000
-    to: Literal["claude", "codex", "opencode"] | None = Field(
-        default=None, description="the client that goes on: it is told which rules it does not read by itself"
-    )
 
 
 class Handoff(ResponseModel):
@@ -382,12 +356,20 @@ def rename_session(api: Api, name: SessionName, body: JsonBody) -> None:
 
 
 @route(router, "GET", "/sessions/{name}/handoff", "Hand a session on", 404, 422)
-def hand_on(api: Api, name: SessionName, query: Annotated[HandoffQuery, Query()]) -> Handoff:
+def hand_on(
+    api: Api,
+    name: SessionName,
+    budget: Annotated[int, Query(ge=500, le=20_000, description="tokens of the text, at most")] = 4_000,
+    to: Annotated[
+        Literal["claude", "codex", "opencode"] | None,
+        Query(description="the client that goes on: it is told which rules it does not read by itself"),
+    ] = None,
+) -> Handoff:
     """The text for a client that goes on, as ``memory-bank handoff`` prints it: the beginning of a user's message."""
     state = MemoryBankState(
         database=api.database, session_id=api.known(name), counter=open_counter(), fixed=True
     )
-    text = handed_on(state, query.budget, to=query.to or "")
+    text = handed_on(state, budget, to=to or "")
     if not text:
         raise NotFoundError("the session has no tool calls: nothing to hand on.")
     return Handoff(text=text)
@@ -453,27 +435,40 @@ def _queue(request: Request, info: SessionInfo | NamespaceTotals) -> Queue:
 
 
 @route(router, "GET", "/stats/days", "Get the totals of each day", 422)
-def get_days(api: Api, query: Annotated[DaysQuery, Query()]) -> Days:
+def get_days(
+    api: Api,
+    days: Annotated[int, Query(ge=1, le=400, description="how many days, up to today")] = 30,
+    unit: Literal["day", "hour"] = "day",
+    offset: Annotated[
+        int, Query(ge=-1440, le=1440, description="minutes of the days' time zone east of UTC")
+    ] = 0,
+) -> Days:
     """The steps of the caller's sessions by day, or by hour: tokens, costs, errors."""
-    offset = 60 * query.offset
-    period, form = (86_400, "%Y-%m-%d") if query.unit == "day" else (3_600, "%Y-%m-%d %H:%M")
-    first = 86_400 * ((time.time() + offset) // 86_400 - query.days + 1) - offset
+    east = 60 * offset
+    period, form = (86_400, "%Y-%m-%d") if unit == "day" else (3_600, "%Y-%m-%d %H:%M")
+    first = 86_400 * ((time.time() + east) // 86_400 - days + 1) - east
     bank, namespace = api.database, api.namespace
-    sums = _by(steps.usage_sums(bank, namespace, "period", since=first, period=period, offset=offset))
-    days = []
+    sums = _by(steps.usage_sums(bank, namespace, "period", since=first, period=period, offset=east))
+    rows = []
     for n in sorted(sums):
         name = datetime.fromtimestamp(period * n, UTC).strftime(form)
-        days.append(Day(day=name, start=period * n - offset, **_totals(api, sums[n])))
-    return Days(days=days)
+        rows.append(Day(day=name, start=period * n - east, **_totals(api, sums[n])))
+    return Days(days=rows)
 
 
 @route(router, "GET", "/stats/groups", "Get the totals of each project or client", 422)
-def get_groups(api: Api, query: Annotated[GroupsQuery, Query()]) -> NamedGroups:
+def get_groups(
+    api: Api,
+    by: Annotated[
+        Literal["project", "client"],
+        Query(description="the project of a session; the program that sent its first request"),
+    ],
+) -> NamedGroups:
     """The steps of the caller's sessions by project, or by client; those that saved most first."""
     of, grouped = origins(api.database, api.namespace), defaultdict[str | None, list[UsageSums]](list)
     for s in steps.usage_sums(api.database, api.namespace, "session"):
         project, client = of.get(str(s.of), (None, None))
-        grouped[project if query.by == "project" else client].append(s)
+        grouped[project if by == "project" else client].append(s)
     return NamedGroups.of(
         groups=[
             NamedGroup.of(
@@ -633,20 +628,6 @@ class StepDetail(ResponseModel):
     answer: dict[str, Any] | None
 
 
-class StepsQuery(RequestModel):
-    """Query of ``list_steps``."""
-
-    limit: Limit = 100
-    after: int = AfterNumber
-    only: Only = None
-
-
-class CurveQuery(RequestModel):
-    """Query of ``get_curve``."""
-
-    points: Annotated[int, Field(ge=1, le=1_000, description="maximum number of points")] = 400
-
-
 class WrongStep(ResponseModel):
     """A step with an error, or without memory."""
 
@@ -661,26 +642,18 @@ class WrongSteps(ResponseModel):
     steps: list[WrongStep]
 
 
-class WrongQuery(RequestModel):
-    """Query of ``get_wrong_steps``."""
-
-    only: Only = None
-    session: str | None = Field(None, max_length=LONGEST_NAME, description="only of this session")
-    since: Since = 0.0
-    until: float | None = Field(None, ge=0, le=1e11, description="only steps that began before then")
-    limit: Limit = 20
-
-
 StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's number")]
 
 
 @route(steps_router, "GET", "/steps", "List a session's steps, oldest first", 404, 422)
-def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> StepPage:
+def list_steps(
+    api: Api, name: SessionName, limit: Limit = 100, after: AfterNumber = 0, only: Only = None
+) -> StepPage:
     """The tokens of every context; a page at a time."""
     session_id = api.known(name)
-    page = steps.list_steps(api.database, session_id, query.after, query.limit, query.only)
+    page = steps.list_steps(api.database, session_id, after, limit, only)
     first, last = steps.ends_of(api.database, session_id) or (None, None)
-    has_next = len(page) == query.limit and last is not None and page[-1].number < last
+    has_next = len(page) == limit and last is not None and page[-1].number < last
     items = [_step(api, s) for s in page]
     return StepPage.of(steps=items, next=page[-1].number if has_next else None, first=first, last=last)
 
@@ -696,11 +669,21 @@ def _step(api: ApiContext, step: StepFigures) -> StepItem:
 
 
 @route(router, "GET", "/stats/wrong", "Get the latest steps that went wrong", 404, 422)
-def get_wrong_steps(api: Api, query: Annotated[WrongQuery, Query()]) -> WrongSteps:
+def get_wrong_steps(
+    api: Api,
+    only: Only = None,
+    session: Annotated[str | None, Query(max_length=LONGEST_NAME, description="only of this session")] = None,
+    since: Since = 0.0,
+    until: Annotated[
+        float | None, Query(ge=0, le=1e11, description="only steps that began before then")
+    ] = None,
+    limit: Limit = 20,
+) -> WrongSteps:
     """Steps that the provider failed, or that went without memory, of all sessions; the newest first."""
-    session_id = None if query.session is None else api.known(query.session)
-    asked = query.model_dump(include={"since", "until", "limit"})
-    rows = steps.wrong_steps(api.database, api.namespace, query.only, session_id=session_id, **asked)
+    of = None if session is None else api.known(session)
+    rows = steps.wrong_steps(
+        api.database, api.namespace, only, session_id=of, since=since, until=until, limit=limit
+    )
     return WrongSteps.of(
         steps=[
             WrongStep.of(session=api.public(s.session_id), title=title, step=_step(api, s))
@@ -710,10 +693,14 @@ def get_wrong_steps(api: Api, query: Annotated[WrongQuery, Query()]) -> WrongSte
 
 
 @route(steps_router, "GET", "/curve", "Get the tokens of all steps as a curve", 404, 422)
-def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]) -> Curve:
+def get_curve(
+    api: Api,
+    name: SessionName,
+    points: Annotated[int, Query(ge=1, le=1_000, description="maximum number of points")] = 400,
+) -> Curve:
     """Tokens of the contexts and of the full histories, in a bounded number of points."""
-    totals, points = steps.token_curve(api.database, api.known(name), query.points)
-    return Curve.of(points=points, **totals)
+    totals, ranges = steps.token_curve(api.database, api.known(name), points)
+    return Curve.of(points=ranges, **totals)
 
 
 @route(steps_router, "GET", "/steps/{number}", "Get one step with what its context shows", 404, 422)
