@@ -6,12 +6,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -377,8 +379,15 @@ def test_urls_that_name_no_database(url, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_and_folders_that_may_not_be_written(tmp_path):
-    closed, bank = tmp_path / "closed", tmp_path / "bank.db"
+@pytest.fixture
+def open_folder():
+    """A folder that all users may enter: pytest closes its own to others whenever it starts anywhere."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_files_and_folders_that_may_not_be_written(open_folder):
+    closed, bank = open_folder / "closed", open_folder / "bank.db"
     FactStore(Database(bank)).database.close()
     closed.mkdir()
     script = f"""
@@ -396,15 +405,12 @@ for where in ({str(closed / "new.db")!r}, {str(bank)!r}):
     except DatabaseOpenError as e:
         print("refused", "\\n" not in str(e), e)
 """
-    for path, mode in ((bank, 0o444), (closed, 0o555), (tmp_path, 0o555)):
+    for path, mode in ((bank, 0o444), (closed, 0o555), (open_folder, 0o555)):
         path.chmod(mode)
-    for parent in tmp_path.parents:  # pytest's folders are closed to others
-        if parent.owner() == tmp_path.owner() and parent.name.startswith(("pytest-", "popen-")):
-            parent.chmod(parent.stat().st_mode | 0o055)
     try:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     finally:
-        tmp_path.chmod(0o755)
+        open_folder.chmod(0o755)
     first, second = done.stdout.splitlines()
     assert first.startswith("refused True")
     assert "unable to open" in first or "Permission denied" in first

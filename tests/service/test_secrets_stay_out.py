@@ -265,3 +265,4 @@ def test_an_output_with_a_secret_is_first_shown_as_it_came(tmp_path, form):
     messages[-1] = result("c1", output.replace(token, "none"))
     made = service.sessions.rebuild("one", "other", messages, tools=TOOL_SCHEMAS)
     assert len(made.context[-1]["content"]) < 0.8 * len(output)
+    service.close()
