@@ -42,12 +42,11 @@ M = TypeVar("M")  # a message, in the form of the caller's API
 
 
 class Applied(NamedTuple):
-    """The sent messages, their tokens, the same as a chat (a Context of a strategy, if any), and those that came."""
+    """The sent messages, their tokens, and the same as a chat (a Context of a strategy, if any)."""
 
     sent: list[Any]
     tokens: int
     context: list[Any]
-    messages: Sequence[Any]
 
 
 def apply_memory_bank_strategy(
@@ -100,7 +99,8 @@ def apply_memory_bank_strategy(
     else:
         chosen = as_settings(settings)
     policy = policy_of(chosen, llm_client)
-    return apply_policy(messages, state, policy, tools, recorded_as=(chosen.type, None))[:2]
+    chat, form = read_as_chat(messages, state)
+    return apply_policy(chat, state, policy, tools, form, recorded_as=(chosen.type, None))[:2]
 
 
 def apply_policy(
@@ -114,18 +114,11 @@ def apply_policy(
 ) -> Applied:
     """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails.
 
-    ``form``: that in which the context leaves; None: as the messages came, also those of Anthropic's Messages API.
+    ``form``: that in which the context leaves; None: as the messages came.
     ``recorded_as``: the strategy's key and the model under which the step is recorded; None: whoever calls does that.
     ``sends``: whether the context is sent; asked before the step is charged.
     """
     began = time.perf_counter()
-    check_shape(messages)
-    if form is None and is_anthropic(messages):
-        thinking, derived = thinking_in(messages), session.cache("derived", Derived)
-        source = from_anthropic(messages, derive=derived, thinking=thinking)
-        derived.keep(messages)
-        messages = [*source.messages]
-        form = Form(source, lambda new: from_anthropic(new, derive=derived).messages, thinking=thinking)
     with session.lock:
         try:
             context, sent = leave(build_context(messages, session, policy, tools), messages, session, form)
@@ -166,8 +159,23 @@ def apply_policy(
             log.warning("the messages go through unchanged: %s", e)
             passed = list(check_messages(messages))
             tokens = sum(map(session.counter.count_message, passed))
-            return Applied(passed if form is None else list(form.source.source), tokens, passed, messages)
-    return Applied(context if form is None else list(sent), context.plan.tokens, context, messages)
+            return Applied(passed if form is None else list(form.source.source), tokens, passed)
+    return Applied(context if form is None else list(sent), context.plan.tokens, context)
+
+
+def read_as_chat(messages: Any, session: Session) -> tuple[Any, Form | None]:
+    """Messages of a caller as a chat, and the form in which their context leaves: None for those of a chat itself.
+
+    Raises MessagesError for what is neither a chat nor of Anthropic's Messages API.
+    """
+    check_shape(messages)
+    if not is_anthropic(messages):
+        return messages, None
+    thinking, derived = thinking_in(messages), session.cache("derived", Derived)
+    source = from_anthropic(messages, derive=derived, thinking=thinking)
+    derived.keep(messages)
+    read = partial(from_anthropic, derive=derived)
+    return [*source.messages], Form(source, lambda new: read(new).messages, thinking=thinking)
 
 
 def _record_step(database: Database, step: StepToStore) -> None:
@@ -284,11 +292,13 @@ class MemoryProcessor:
         key = memory_key or self.config.default_strategy
         session, policy = self.begin(key, session_id, llm_client, model)
         session.ledger.added, session.ledger.beside = added, 0
+        if form is None:
+            messages, form = read_as_chat(messages, session)
         recorded_as = (key, model) if sends is None else None
         applied = apply_policy(messages, session, policy, tools, form, recorded_as, sends)
         if policy.name == "no_strategy" and input_token_count is not None:
             applied = applied._replace(tokens=input_token_count)
-        self.check_loops(session, applied.messages)
+        self.check_loops(session, messages)
         return applied
 
     def begin(

@@ -537,7 +537,7 @@ def test_a_failing_write_changes_nothing(tmp_path):
         with pytest.raises(ZeroDivisionError), database.write() as c:  # noqa: PT012
             c.exec_driver_sql("UPDATE sessions SET generation = 5")
             1 / 0  # noqa: B018
-        assert database.generation("default") == 0
+        assert database.extent("default").generation == 0
         store.store(a_record(1))
         assert store.size() == 1
 
@@ -546,13 +546,21 @@ def test_tasks_and_generations_are_kept_by_session(tmp_path):
     database = Database(tmp_path / "bank.db")
     one, _two = FactStore(database, "one"), FactStore(database, "two")
     database.set_session("one", task="find \ud800 it\0")
-    assert (database.get_task("one"), database.get_task("two"), database.get_task("no")) == (
+    assert (
+        database.get_session("one", "task"),
+        database.get_session("two", "task"),
+        database.get_session("no", "task"),
+    ) == (
         "find \ud800 it\0",
         "",
         "",
     )
     one.clear()
-    assert (database.generation("one"), database.generation("two"), database.generation("no")) == (1, 0, 0)
+    assert (
+        database.extent("one").generation,
+        database.extent("two").generation,
+        database.extent("no").generation,
+    ) == (1, 0, 0)
     assert bank_embedder(database) is None
 
 

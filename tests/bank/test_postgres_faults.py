@@ -215,7 +215,7 @@ def test_a_server_that_goes_away_during_a_write(postgres, database, when):
     finally:
         postgres.start()
     assert ("nothing was changed" in str(caught.value)) == (when == "before the end")
-    assert database.generation("default") == 0
+    assert database.extent("default").generation == 0
 
 
 def test_a_kill_while_the_tables_are_created_leaves_nothing(postgres):

@@ -149,12 +149,12 @@ def test_a_step_revives_a_deleted_session_unless_it_came_before(database):
 
 
 def test_what_was_shown_before_a_reset_does_not_come_after_it(database):
-    generation = database.generation("a")
+    generation = database.extent("a").generation
     database.set_session("a", task="what is to be purged")
     list(purge(database, session_id="a"))
-    assert database.generation("a") > generation
+    assert database.extent("a").generation > generation
     old = a_step(fold=1, fates={"kept": [1]}, generation=generation)
-    new = a_step(fold=1, fates={"kept": [1]}, generation=database.generation("a"))
+    new = a_step(fold=1, fates={"kept": [1]}, generation=database.extent("a").generation)
     add_steps(database, [old, new], 9)
     assert [(s.fold, s.fates) for s in steps_shown(database, "a")] == [(None, None), (1, {"kept": [[1, 1]]})]
 

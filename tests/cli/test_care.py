@@ -64,10 +64,10 @@ def test_what_is_old_goes_and_nothing_else(database: Database) -> None:
         "new": (2, 2, 2, "the task of new"),
     }
     assert left["old"].calls == 1  # the limit goes on holding
-    assert [database.generation(s) for s in ("old", "mixed", "new")] == [1, 1, 0]
+    assert [database.extent(s).generation for s in ("old", "mixed", "new")] == [1, 1, 0]
     assert list(FactStore(database, "mixed").steps()) == ["trace-00003", "trace-00004", "trace-00005"]
     assert list(purge(database, before=before)) == []
-    assert database.generation("old") == 1
+    assert database.extent("old").generation == 1
 
 
 def test_of_one_session(database: Database) -> None:
@@ -189,7 +189,7 @@ def test_what_is_wrong_is_named_and_mended(database: Database) -> None:
     counts = Counts()
     assert list(verify(database, counts)) == []
     assert (counts.records, counts.insights, counts.unobserved) == (13, 12, 1)
-    assert database.generation("mixed") == 1
+    assert database.extent("mixed").generation == 1
     assert len(InsightStore(NumbersEmbedder(), database, "mixed").search("1 0", 9)) == 5
 
 

@@ -131,7 +131,7 @@ def test_nasty_texts_move_without_loss(
     ours, theirs = FactStore(first, "s"), FactStore(third, "s")
     mine, yours = ([*map(astuple, facts.get_many(list(facts.steps())))] for facts in (ours, theirs))
     assert repr(mine) == repr(yours)
-    assert theirs.database.get_task("s") == task
+    assert theirs.database.get_session("s", "task") == task
     second.close()
 
 
@@ -159,12 +159,12 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     FactStore(target, "one").store(a_record(9))
     InsightStore(LexicalEmbedder(), target, "one").add("trace-00001", "a better summary")
     target.set_session("one", task="a task of its own")
-    before = target.generation("one")
+    before = target.extent("one").generation
     take(target, lines_of(source))
     assert InsightStore(LexicalEmbedder(), target, "one").get_summary("trace-00001") == "a better summary"
-    assert target.get_task("one") == "a task of its own"
+    assert target.get_session("one", "task") == "a task of its own"
     assert list(FactStore(target, "one").steps())[0] == "trace-00009"
-    assert target.generation("one") > before  # open states notice
+    assert target.extent("one").generation > before  # open states notice
 
 
 def test_another_record_refuses_its_session_only(tmp_path: Path) -> None:

@@ -235,4 +235,4 @@ def test_export_and_import_keep_it(bank_url):
         assert "Half \ud83d" in note
         lines = [json.dumps(line) for line in export_lines(database, "s")]
         assert len(list(import_lines(other, enumerate(lines, 1)))) == 1
-        assert other.get_note("s") == note
+        assert other.get_session("s", "note") == note

@@ -157,7 +157,7 @@ def by_service(dialect: str) -> Rebuild:
         from memory_bank.bank.database import Database
         from memory_bank.config import Config
         from memory_bank.service.proxy.body import parse_body
-        from memory_bank.service.sessions import Sessions
+        from memory_bank.service.sessions import ProxiedRequest, Sessions
 
         kind = getattr(importlib.import_module("memory_bank.service.proxy.flow"), dialect)()
         if not kept:
@@ -167,7 +167,8 @@ def by_service(dialect: str) -> Rebuild:
             )
         body = parse_body(json.dumps({kind.key: natives}).encode(), kind.key)
         history = kind.history(body)
-        step = kept["sessions"].rebuild(None, "s", history.messages, strategy=key, history=history)
+        request = ProxiedRequest(history=history)
+        step = kept["sessions"].rebuild(None, "s", history.messages, strategy=key, request=request)
         assert step.tokens == step.plan.tokens
         sent = body.value[kind.key] if step.unchanged else step.written
         own = {id(item): native for item, native in zip(body.value[kind.key], natives, strict=True)}

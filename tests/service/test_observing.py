@@ -256,5 +256,5 @@ def test_a_service_notes_at_a_fold_and_keeps_secrets_from_the_model(
         texts = [str(read(m, "content")) for m in context]
         assert any("The agent's notes (made before the latest calls):\nBy the model." in t for t in texts)
     sessions.reset("ns", "a")
-    assert database.get_note(stored_id("ns", "a")) == ""
+    assert database.get_session(stored_id("ns", "a"), "note") == ""
     sessions.close()

@@ -17,7 +17,7 @@ from memory_bank.processor import NotSentError
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.identity import named_session
 from memory_bank.service.security.access import public_name, stored_id
-from memory_bank.service.sessions import Sessions
+from memory_bank.service.sessions import ProxiedRequest, Sessions
 from memory_bank.transcript.pairing import pairing_errors
 
 
@@ -334,7 +334,7 @@ def test_a_step_that_is_given_up_at_the_first_use_by_a_process_leaves_what_was_s
     session = stored_id(None, "a")
     before, answers = database.extent(session), iter([True, False])
     with pytest.raises(NotSentError):
-        other.rebuild(None, "a", CHAT, sends=lambda: next(answers))
+        other.rebuild(None, "a", CHAT, request=ProxiedRequest(sends=lambda: next(answers)))
     one.close(), other.close()
     after = database.extent(session)
     assert before.sent
@@ -365,9 +365,10 @@ def test_a_request_stores_nothing_where_another_was_faster(database):
     sessions.rebuild(None, "a", CHAT[:-4])
     for messages in (CHAT[:-2], [*CHAT[:-4], user("Go on.")]):
         with pytest.raises(NotSentError):
-            sessions.rebuild(None, "a", messages, lineage=lambda c: False)
+            sessions.rebuild(None, "a", messages, request=ProxiedRequest(lineage=lambda c: False))
         assert database.extent(session).records == 10
     heads = []
-    sessions.rebuild(None, "a", CHAT[:-2], lineage=lambda c: not heads.append("moved"))
+    request = ProxiedRequest(lineage=lambda c: not heads.append("moved"))
+    sessions.rebuild(None, "a", CHAT[:-2], request=request)
     assert (database.extent(session).records, heads) == (11, ["moved"])
     sessions.close()

@@ -89,14 +89,14 @@ def test_a_shorter_history_does_not_replace_the_task(tmp_path, summary):
         processor = MemoryProcessor(None, lambda session_id: state)
         processor.apply_strategy([user(TASK), *turn(1)], session_id="s")
         processor.apply_strategy([user(summary), *turn(1), *turn(2)], session_id="s")
-        assert state.database.get_task("s") == TASK
+        assert state.database.get_session("s", "task") == TASK
     with MemoryBankState.open(tmp_path / "bank.db", "s") as state:
         processor = MemoryProcessor(None, lambda session_id: state)
         processor.apply_strategy([user(summary), *turn(3)], session_id="s")
-        assert state.database.get_task("s") == TASK
+        assert state.database.get_session("s", "task") == TASK
         state.reset()
         processor.apply_strategy([user("Another"), *turn(4)], session_id="s")
-        assert state.database.get_task("s") == "Another"
+        assert state.database.get_session("s", "task") == "Another"
 
 
 @pytest.mark.parametrize("prompt", COMPACTION_PROMPTS)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import sqlalchemy as sa
 from cachetools import LRUCache
@@ -92,7 +92,8 @@ _CHARGE = _SETTLE.values(
     asked=sa.bindparam("now"), **{k: sa.bindparam(f"new_{k}") for k in ("sent", "came", "in_vain")}
 )
 _OWNERS = sa.select(_s.project, _s.namespace, _s.deleted).where(of_session(sessions))
-_REVIVE = SET_SESSION.where(_s.deleted.is_not(None)).values(deleted=sa.null())
+REVIVE = SET_SESSION.where(_s.deleted.is_not(None)).values(deleted=sa.null())
+"""Lists a deleted session again."""
 
 
 def database_url(where: str | Path) -> sa.URL:
@@ -193,8 +194,11 @@ class Database:
 
     def begin_write(
         self, c: Connection, creating: bool = False, erasing: bool = False, durable: bool = True
-    ) -> None:
-        """Begin a transaction that writes, creates tables or erases. Raises StorageError, DatabaseOpenError."""
+    ) -> str:
+        """Begin a transaction that writes, creates tables or erases. Raises StorageError, DatabaseOpenError.
+
+        Returns the schema that the bank has now, and until the end of the write: who changes it waits for that.
+        """
         raise NotImplementedError
 
     def tables(self, c: Connection) -> set[str]:
@@ -222,10 +226,6 @@ class Database:
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
         return time.time()
-
-    def version_in_write(self, c: Connection) -> str:
-        """The schema that the bank has now, and until the end of a write: who changes it waits for that."""
-        return str(c.connection.driver_connection.execute(READ_VERSION).fetchone()[0])  # type: ignore[union-attr]
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, lock the bank's embedder: shared, or exclusively to change it.
@@ -441,8 +441,7 @@ class Database:
             self.check_place(connection)
             connection.begin()
             try:
-                self.begin_write(connection, creating, erasing, durable)
-                now = VERSION if creating or self.in_memory else self.version_in_write(connection)
+                now = self.begin_write(connection, creating, erasing, durable)
             except connection.dialect.loaded_dbapi.Error as e:  # of the driver, which is asked directly
                 raise sa.exc.OperationalError("BEGIN", None, e) from e
             if now != VERSION:
@@ -512,7 +511,7 @@ class Database:
                 self.insert_new(c, sessions, [new])
                 known = c.execute(_OWNERS, mine).one()
                 if namespace in (ANY, known[1]):
-                    self.revive(c, session_id)
+                    self.change(c, REVIVE, mine)
                     if project is not None:
                         c.execute(_JOINS.values(project=project), mine)
                         known = c.execute(_OWNERS, mine).one()
@@ -524,10 +523,6 @@ class Database:
                 f"the session {session!r} belongs to the project {known[0]!r}, not to {project!r}: "
                 "open it with its own project, or give this project another session_id."
             )
-
-    def revive(self, c: Connection, session_id: str) -> None:
-        """Within a write, list a deleted session again."""
-        self.change(c, _REVIVE, {"session": session_id})
 
     def set_session(self, session_id: str, **values: object) -> None:
         """Store the ``task`` or the ``title`` of a session, or when it was ``deleted`` (its row stays)."""
@@ -545,23 +540,15 @@ class Database:
                 if project:
                     c.execute(_JOINS.values(project=project), mine)
 
-    def get_task(self, session_id: str) -> str:
-        """The task of the session's user."""
-        return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
-
-    def get_client(self, session_id: str) -> str:
-        """The program that sent the session's first request; "" where that is not known."""
-        return self.value(sa.select(_s.client).where(of_session(sessions)), session=session_id) or ""
+    def get_session(self, session_id: str, what: Literal["task", "client", "note"]) -> str:
+        """The user's task, the program that sent the first request, or a model's note at the latest fold; or ""."""
+        return self.value(sa.select(_s[what]).where(of_session(sessions)), session=session_id) or ""
 
     def set_note(self, session_id: str, note: str, generation: int | None) -> None:
         """Store a session's note; nothing happens where content was deleted since ``generation``."""
         same = SET_SESSION.where(_s.generation == (generation or 0))
         with self.write() as c:
             c.execute(same.values(note=note), {"session": session_id})
-
-    def get_note(self, session_id: str) -> str:
-        """The note that a model wrote at the session's latest fold; "" where there is none."""
-        return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
 
     def set_requests(self, session_id: str, requests: Mapping[str, int], generation: int | None) -> None:
         """Store what a session's user said, each with the number of records before it. See ``set_note``."""
@@ -634,10 +621,6 @@ class Database:
     def project_of(self, session_id: str) -> str | None:
         """The project of a session, or None."""
         return self.value(sa.select(_s.project).where(of_session(sessions)), session=session_id)
-
-    def generation(self, session_id: str) -> int:
-        """The generation of a session: it grows whenever rows are deleted."""
-        return self.value(GENERATION, session=session_id) or 0
 
     def extent(self, session_id: str) -> Extent:
         """The numbers of stored rows of a session, and its ledger."""

@@ -181,8 +181,6 @@ class Folds:
         ``last``: the session's newest fold; ``about`` returns the digest of the first so many interactions. Where two
         processes stored the fold of one step, all find the same. None where it is damaged.
         """
-        if not last.number:
-            return None
         key = last, made_for
         if self._heads[0] != key:
             read, rows = self._read, self._rows(_HEADS.limit(_AT_ONCE), made_for, 2**31 - 1)

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
 from memory_bank.bank.database import READ_VERSION, Database, first_line
-from memory_bank.bank.schema import WAITING, bank, of_session, sessions, waits
+from memory_bank.bank.schema import VERSION, WAITING, bank, of_session, sessions, waits
 from memory_bank.errors import INSTALL, DatabaseOpenError
 
 if TYPE_CHECKING:
@@ -166,13 +166,16 @@ class Postgres(Database):
         creating: bool = False,
         erasing: bool = False,  # noqa: ARG002
         durable: bool = True,  # noqa: ARG002
-    ) -> None:
-        """See Database. The transaction begins with its first statement."""
+    ) -> str:
+        """See Database. The version is read in one message: the second statement sees what was committed while the
+        first one waited."""
         c.info.pop(_LOCKED, None)
         if not creating:
             if c.info.get(_POOLED):
                 c.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-            return
+            cursor = c.connection.driver_connection.execute(_LOCK_VERSION, prepare=False)  # type: ignore[union-attr]
+            cursor.nextset()
+            return str(cursor.fetchone()[0])
         c.exec_driver_sql(f"SET LOCAL lock_timeout = {CREATION_TIMEOUT_MS}")
         c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
         try:
@@ -189,6 +192,7 @@ class Postgres(Database):
             raise DatabaseOpenError(
                 f"{self.name} cannot have the extension vector ({what}): install pgvector on the server."
             ) from e
+        return VERSION
 
     def tables(self, c: Connection) -> set[str]:
         encoding, schema, found, place = c.exec_driver_sql(_PLACES).one()
@@ -209,12 +213,6 @@ class Postgres(Database):
 
     def now(self, c: Connection) -> float:
         return float(c.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())").scalar_one())
-
-    def version_in_write(self, c: Connection) -> str:
-        """See Database. In one message: the second statement sees what was committed while the first one waited."""
-        cursor = c.connection.driver_connection.execute(_LOCK_VERSION, prepare=False)  # type: ignore[union-attr]
-        cursor.nextset()
-        return str(cursor.fetchone()[0])
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """See Database. Neither mode blocks reads."""

@@ -49,7 +49,7 @@ from memory_bank.transcript.messages import (
 from memory_bank.transcript.quoting import without_fenced
 from memory_bank.transcript.shortening import fit_text, shorten_text
 from memory_bank.transcript.tokens import APPROXIMATE, is_loading, open_counter
-from memory_bank.transcript.transcript import DIGEST, Transcript, View, digest_of, is_same, said_in
+from memory_bank.transcript.transcript import DIGEST, Transcript, View, is_same, said_in
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -121,12 +121,9 @@ class Session(Closing):
         begin = next((i for i in range(shorter) if not is_same(context[i], written[i])), shorter)
         rest = range(1, shorter - begin + 1)
         end = next((i - 1 for i in rest if not is_same(context[-i], written[-i])), shorter - begin)
-        parts = context[begin : len(context) - end], written[begin : len(written) - end]
-        known, key = self.cache("recounted"), digest_of((self.counter.name, parts))
-        if key not in known:
-            known.clear()
-            known[key] = sum(map(count, parts[1])) - sum(map(count, parts[0]))
-        plan = replace(context.plan, tokens=context.plan.tokens + known[key])
+        less = sum(map(count, context[begin : len(context) - end]))
+        more = sum(map(count, written[begin : len(written) - end]))
+        plan = replace(context.plan, tokens=context.plan.tokens - less + more)
         with self.lock:
             if self.last_plan is context.plan:
                 self.last_plan = plan
@@ -337,7 +334,8 @@ class MemoryBankState(Session):
             stored = self.database.extent(self.session_id)
         generation, count = stored.generation, stored.records
         self.scope = "session" if settings.scope == "auto" else settings.scope
-        if count or self.scope != "session":  # else there is nothing to search yet
+        searches = count or self.scope != "session"  # else there is nothing to search yet
+        if searches and self._insights.store is None:
             self._insights.bind(settings.embedding_model)
         is_new = generation != self.generation  # first use, or another process reset the session
         if is_new:
@@ -346,7 +344,7 @@ class MemoryBankState(Session):
             self.reload_steps()
         self._load(stored)
         if is_new:
-            self._task = self.database.get_task(self.session_id)
+            self._task = self.database.get_session(self.session_id, "task")
             self.generation = generation
         self._insights.begin(settings, llm_client, stored, anew=is_new)
         self.observer_name = self._insights.observer.name
@@ -667,7 +665,7 @@ class MemoryBankState(Session):
     @property
     def note(self) -> str:
         """The model's note at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
-        return self.database.get_note(self.session_id)
+        return self.database.get_session(self.session_id, "note")
 
     def note_later(
         self, calls: Sequence[tuple[int, str, str]], said: Sequence[str], done: Callable[[], None]

@@ -27,8 +27,8 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.util import LRUCache
 
-from memory_bank.bank.database import Database, Values, first_line
-from memory_bank.bank.schema import metadata, triggers
+from memory_bank.bank.database import READ_VERSION, Database, Values, first_line
+from memory_bank.bank.schema import VERSION, metadata, triggers
 from memory_bank.errors import DatabaseOpenError, StorageError
 
 logger = logging.getLogger("memory_bank.Database")
@@ -202,13 +202,13 @@ class Sqlite(Database):
 
     def begin_write(
         self, c: Connection, creating: bool = False, erasing: bool = False, durable: bool = True
-    ) -> None:
+    ) -> str:
         if self.read_only:
             raise StorageError(
                 f"{self.name} can only be read here: allow writing to the file and its folder, or use a copy."
             )
         if self.in_memory:
-            return
+            return VERSION
         if erasing:  # FAST: pages that become free are not written; ``shrink`` cuts them off
             c.exec_driver_sql(f"PRAGMA secure_delete={'FAST' if self._is_tight() else 'ON'}")
         elif not creating:
@@ -228,6 +228,7 @@ class Sqlite(Database):
                 c.info[_LEVEL] = level
             # the write lock at once, so that two readers cannot deadlock; by the driver: half the time
             driver.execute("BEGIN IMMEDIATE")
+            return VERSION if creating else str(driver.execute(READ_VERSION).fetchone()[0])
 
     def fetch(
         self, c: Connection, statement: sa.Select[*tuple[Any, ...]], **values: object

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from memory_bank.bank.database import ANY, Database
+from memory_bank.bank.database import ANY, REVIVE, Database
 from memory_bank.bank.folds import FoldReasons
 from memory_bank.bank.schema import (
     USED,
@@ -219,7 +219,7 @@ def _add(
         above = 0 if before // _SWEEP != last // _SWEEP else before - kept
         database.change(c, _DROP_ANSWERS, {"session": session_id, "above": above, "to": last - kept})
     if deleted is not None:
-        database.revive(c, session_id)
+        database.change(c, REVIVE, {"session": session_id})
 
 
 def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -271,7 +271,7 @@ class Worker:
     def _work(self, taken: list[Waiting], session_id: str) -> None:
         facts, store = self._stores(session_id)
         found = {r.trace_id: r for r in facts.get_many([w.trace_id for w in taken])}
-        task = self.database.get_task(session_id)
+        task = self.database.get_session(session_id, "task")
         observer = replace(self.observer, book=partial(book_call, self.database, session_id))
         asked = [
             w

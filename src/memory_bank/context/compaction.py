@@ -125,7 +125,7 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         if not session.steps:
             return ""
         count, end = session.counter.count_text, f"</{HANDED_ON[1:]}"
-        client = session.database.get_client(session.session_id)
+        client = session.database.get_session(session.session_id, "client")
         by = f" by {one_line(client)[:80]}" if client else ""
         head = f"{HANDED_ON}\n{TOLD.format(calls=len(session.steps), by=by)}{RULES_ELSEWHERE.get(to, '')}\n\n"
         room = budget - count(head) - count(end) - 8
@@ -251,7 +251,9 @@ def _stored_view(session: MemoryBankState) -> View:
         if ids:
             calls.append(Interaction(len(messages) - 1, (messages[-1],), (), trace_ids=(*ids,)))
         done += len(ids)
-    return View(messages, calls, kept, len(messages), database.get_task(name), [0] * (len(messages) + 1))
+    return View(
+        messages, calls, kept, len(messages), database.get_session(name, "task"), [0] * (len(messages) + 1)
+    )
 
 
 def _is_users(message: object) -> bool:
@@ -263,7 +265,7 @@ def _users_words(view: View, session: MemoryBankState, room: int) -> str:
     texts = [persons_text(message_text(m)) for m in view.messages if _is_users(m)]
     said = [t for t in texts if t and not asks_for_summary(t)]
     # the list may hold a request for a summary alone
-    task = session.database.get_task(session.session_id) or view.task
+    task = session.database.get_session(session.session_id, "task") or view.task
     said = [task, *(t for t in said if t != task)] if task else said
     if not said:
         return ""

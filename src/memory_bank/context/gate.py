@@ -234,10 +234,8 @@ def _moves_system(sent: Sequence[Any], came: Sequence[Any], new: Sequence[Any], 
 
 def _thinks(messages: Sequence[Any], wire: Wire[Any]) -> bool:
     """Return whether the turn that is being answered has a thinking block."""
-    if not isinstance(wire, PartWire):
-        return False
-    at = answered_turn(messages, wire)
-    return at is not None and bool(wire.bound(messages[at]))
+    at = answered_turn(messages, wire) if isinstance(wire, PartWire) else None
+    return at is not None and any(part.binds for part in wire.parts(messages[at]))
 
 
 @dataclass(slots=True)

@@ -364,8 +364,7 @@ class UnknownRoute:
 class ProxyEndpoint:
     """The proxy as an endpoint; Starlette calls one that is not a function as an ASGI application."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await handle(scope["app"].state.service.proxy, scope, receive, send)
+    __call__ = staticmethod(handle)
 
 
 class McpEndpoint:

@@ -45,7 +45,7 @@ from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope
 from memory_bank.pricing import Charge
-from memory_bank.processor import MemoryProcessor, NotSentError, apply_policy, change_since
+from memory_bank.processor import MemoryProcessor, NotSentError, apply_policy, change_since, read_as_chat
 from memory_bank.service.project import project_of_prompt
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import Memo
@@ -103,6 +103,31 @@ class Rebuilt(StepFigures):
     cache_marks: Sequence[Sequence[object]] | None = field(default=None, repr=False)
     fates: Mapping[str, Sequence[int]] | None = field(default=None, repr=False)
     broke: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxiedRequest:
+    """What the proxy knows of a request beside its messages.
+
+    ``history``: what they were read of; tokens are then those of the context as it is written for it. ``beside``:
+    what is sent besides them, such as the client's tools; it counts for the context and for the full history.
+    ``added``: what memory itself adds there, such as its tools. ``cached_for``: seconds for which the request asks
+    the provider to keep its prefix. ``is_unmarked``: nothing of it is cached but by memory's marks. ``project``: that
+    the request names, else its first prompts do, and its user agent ``client``, for a session that has none yet; of
+    ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the context is sent, asked once it is
+    built; else no step is recorded or charged. ``lineage`` is stored with what is new, if it returns True; else
+    nothing is.
+    """
+
+    history: RequestHistory | None = None
+    beside: str = ""
+    added: str = ""
+    cached_for: int = 0
+    is_unmarked: bool = False
+    project: str | None = None
+    client: str = ""
+    sends: Callable[[], bool] = lambda: True
+    lineage: Operation[bool] | None = None
 
 
 @dataclass(slots=True)
@@ -190,33 +215,17 @@ class Sessions:
         *,
         project: str | None = None,
         strategy: str | None = None,
-        llm_client: LLMClient | None = None,
-        size: int = 0,
-        history: RequestHistory | None = None,
         model: str = "",
         tools: Sequence[object] | None = None,
-        beside: str | None = None,
-        added: str = "",
-        origin: tuple[str | None, str] = (None, ""),
-        cached_for: int = 0,
-        is_unmarked: bool = False,
-        sends: Callable[[], bool] = lambda: True,
-        lineage: Operation[bool] | None = None,
+        size: int = 0,
+        request: ProxiedRequest | None = None,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
-        ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``: the
-        request that the messages were read of; the tokens are then those of the context as it is written for it.
-        ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
-        the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
-        besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
-        ``cached_for``: seconds for which the request asks the provider to keep its prefix. ``is_unmarked``:
-        nothing of it is cached but by memory's marks. ``origin``: the project
-        that the request names, else its first prompts do, and its user agent, for a session that has none yet; of
-        ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the context is sent, asked once it is
-        built; else no step is recorded or charged. ``lineage`` is stored with what is new, if it returns True; else
-        nothing is.
+        ``project``: that the session must be of. ``model``: that the context is for; its price decides how often the
+        history is folded. ``tools``: those that the model gets; the context names ``get_record`` only where it is
+        among them. ``size``: bytes of the request; images and ids take memory that their tokens do not show.
+        ``request``: that of the proxy, which sends the context.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
@@ -227,38 +236,41 @@ class Sessions:
         if strategy:
             self.config.strategy(strategy)  # the service's own was checked
         check_shape(messages)
+        is_proxied, request = request is not None, request or ProxiedRequest()
+        history, beside, lineage = request.history, request.beside, request.lineage
         seen = self._redacted(messages, None if history is None else history.memo)
-        client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:
             if kept.generation is None or project is not None:
                 self._register(session_id, kept, project)
             if kept.control is None:  # its first step here
-                program = re.split(r"[/ ]v?\d|[ (]", origin[1], maxsplit=1)[0][:60].strip("/")
-                self.database.set_origin(session_id, origin[0] or self._project_of(namespace, seen), program)
+                program = re.split(r"[/ ]v?\d|[ (]", request.client, maxsplit=1)[0][:60].strip("/")
+                origin = request.project or self._project_of(namespace, seen)
+                self.database.set_origin(session_id, origin, program)
                 share = self.config.service.holdout
                 kept.control = is_control(self.database, session_id, share, stores=True)
             control = kept.control
             with kept.lock:  # the plan must be this step's
-                state, policy = self.processor.begin(key, session_id, client, model)
+                state, policy = self.processor.begin(key, session_id, self.llm_client, model)
                 policy = replace(policy, choose=choose_all) if control else policy
-                state.prefix_cache.cached_for = cached_for
+                state.prefix_cache.cached_for = request.cached_for
                 charged, form = state.ledger.last, None if history is None else history.form
                 counter = state.counter if state.is_prepared else open_counter()
-                state.ledger.added = count_once(counter.count_text, added)
+                state.ledger.added = count_once(counter.count_text, request.added)
                 state.ledger.beside = count_once(counter.count_text, beside) if beside else 0
-                state.ledger.unmarked = digest_of((beside, added)) if is_unmarked else b""
+                state.ledger.unmarked = digest_of((beside, request.added)) if request.is_unmarked else b""
                 if isinstance(state, MemoryBankState):
                     state.lineage = lineage and partial(_go_on, lineage)
                 elif lineage is not None:
                     self.database.submit(partial(_go_on, lineage), session_id)
-                leaving, tokens, chat, parsed = apply_policy(seen, state, policy, tools, form, sends=sends)
-                self.processor.check_loops(state, parsed)
+                read, source = (seen, form) if history is not None else read_as_chat(seen, state)
+                leaving, tokens, chat = apply_policy(read, state, policy, tools, source, sends=request.sends)
+                self.processor.check_loops(state, read)
                 plan = None if state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
                     # first use, or another process reset the session
                     self.database.open_session(session_id, project, namespace)
                     kept.generation = state.generation
-                if not sends():  # also messages that went through, which were not asked for
+                if not request.sends():  # also messages that went through, which were not asked for
                     last = state.ledger.last
                     if last is not charged and last.full:  # given up since
                         state.charge(Charge(-last.paid, -last.full), *state.ledger.before)
@@ -297,7 +309,7 @@ class Sessions:
             unchanged=unchanged,
             known_tokens=known,
             beside_tokens=more,
-            proxied=beside is not None,
+            proxied=is_proxied,
             changes_again=changes_again,
             plan=plan,
             state=state,
@@ -347,7 +359,9 @@ class Sessions:
             made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory)  # noqa: ARG005
         if store is not None:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
-        made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)
+        made.memory.database.set_note(
+            session_id, self.database.get_session(session_id, "note"), made.memory.generation
+        )
         made.stored = set(stored)
         if (used := self.processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)

@@ -92,7 +92,7 @@ def test_a_client_that_leaves_while_memory_is_at_work(tmp_path):
         with locked(tmp_path / "bank.db"):
             with socket.create_connection(("127.0.0.1", p.port), timeout=20) as client:
                 client.sendall(head_of("POST", CHAT, LONGER, NAMED) + LONGER)
-                until(lambda: p.service.proxy.rebuilder._running)
+                until(lambda: p.service.proxy.rebuilder.tasks)
             assert p.told()[0].outcome == "client_gone"
         assert upstream.got == []
         until(lambda: stored(tmp_path) == 12)  # what came is kept all the same

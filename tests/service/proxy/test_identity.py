@@ -492,7 +492,7 @@ def test_a_fork_has_the_past_that_the_messages_no_longer_hold(world: World) -> N
     assert len(here) == 8
     stores = [FactStore(world.database, n) for n in (name, fork.name)]
     assert not set(stores[0].steps()) & set(stores[1].steps())
-    assert world.database.get_task(fork.name) == START[1]["content"]
+    assert world.database.get_session(fork.name, "task") == START[1]["content"]
     again = known(
         world.ask([*chat, *steps(1, start=6), *steps(1, start=7, label="b")])
     )  # the whole past again

@@ -7,6 +7,7 @@ import socket
 import statistics
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -74,17 +75,17 @@ class AskedLate:
             if event not in (before, after):
                 event.set()
 
-    def rebuild(self, *args, sends, **kwargs):
+    def rebuild(self, *args, request, **kwargs):
         def asked():
             if not self.before.is_set():
                 self.asked.set()
                 self.before.wait(60)
-            is_sent = sends()
+            is_sent = request.sends()
             self.asked.set()
             self.after.wait(60)
             return is_sent
 
-        return self.sessions.rebuild(*args, sends=asked, **kwargs)
+        return self.sessions.rebuild(*args, request=replace(request, sends=asked), **kwargs)
 
     def __getattr__(self, name):
         return getattr(self.sessions, name)
@@ -347,7 +348,7 @@ def test_two_commits_stand_before_the_answer(tmp_path):
                 begun = len(commits)
                 post(p.port, PATHS["chat"], body_of("chat", [get_order(n) for n in range(count)]), NAMED)
                 p.told(len(at))
-                until(lambda: not p.service.proxy.rebuilder._tasks)
+                until(lambda: not p.service.proxy.rebuilder.tasks)
                 assert p.service.recorder.drain(60)
                 steps.append((commits[begun : at[-1]], commits[begun:]))
             assert p.service.database.extent("s").records == 9

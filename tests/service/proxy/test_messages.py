@@ -433,7 +433,7 @@ def test_after_its_own_summary_a_client_goes_on_in_its_session(tmp_path):
         assert came.header(b"x-memory-status") == b"rebuilt"
         assert came.header(b"x-memory-session") == SESSION.split()[-1]
         assert "result 11 result 11" in json.dumps(server.requests[-1].body["messages"])
-        assert p.service.database.get_task(SESSION.split()[-1].decode()) == TASK
+        assert p.service.database.get_session(SESSION.split()[-1].decode(), "task") == TASK
 
 
 def test_blocks_of_the_provider_and_system_messages_go_upstream_whole(tmp_path):

@@ -248,15 +248,15 @@ def test_windows_of_other_words_under_a_persons_name_part_when_both_go_on(client
             names[tag] = (came.header(b"x-memory-session") or b"").decode()
         if n == 1:
             assert set(names.values()) == {way.name}
-            database.set_note(way.name, "what ONE saw", database.generation(way.name))
-            assert database.get_note(way.name)
-            digest = database.add_summary(way.name, "a summary of ONE", database.generation(way.name))
+            database.set_note(way.name, "what ONE saw", database.extent(way.name).generation)
+            assert database.get_session(way.name, "note")
+            digest = database.add_summary(way.name, "a summary of ONE", database.extent(way.name).generation)
     assert mixed <= 1
     assert names["TWO"] == way.name
     assert names["ONE"].startswith(f"{way.name}~")
     for tag, name in names.items():
         assert sorted(client.records(name)) == sorted(o for _, o in windows[tag][1:])
-        assert database.get_note(name) == ""
+        assert database.get_session(name, "note") == ""
         assert database.get_summary(None, name, digest) is None
     assert list(verify(database)) == []
 

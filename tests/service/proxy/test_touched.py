@@ -15,7 +15,7 @@ from memory_bank.service.proxy.body import MessageCache
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.proxy.identity import Identity
-from memory_bank.service.sessions import Sessions
+from memory_bank.service.sessions import ProxiedRequest, Sessions
 
 
 def react(calls: int) -> list[dict[str, object]]:
@@ -51,7 +51,8 @@ def test_a_step_looks_at_its_new_messages_alone(route):
         before = len(looked)
         exchange = Exchange("POST", client_headers={"x-memory-session": "s"}, body=body)
         match = identity.session_of(exchange, history)
-        sessions.rebuild(None, match.name, history.messages, history=history, model="gpt-5")
+        request = ProxiedRequest(history=history)
+        sessions.rebuild(None, match.name, history.messages, model="gpt-5", request=request)
         assert calls == 20 or len(looked) - before <= 3
     assert len(looked) <= len(history.messages) + 40
     sessions.close()

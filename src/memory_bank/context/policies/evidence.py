@@ -282,6 +282,8 @@ def _kept_fold(made: Fold, view: View, session: MemoryBankState, state: _Evidenc
 
 def _stored_fold(state: _Evidence, view: View, last: LastFold) -> Fold | None:
     """The newest fold of the session that fits the list; ``last``: its newest of all."""
+    if not last.number:
+        return None
     return state.folds.newest(last, state.made_for, len(view.history), partial(_about, state, view))
 
 

@@ -19,7 +19,7 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy.api import Dialect
-from memory_bank.service.proxy.body import SEAL, Body, decompressed, in_thread_if_large, without_member
+from memory_bank.service.proxy.body import Body, decompressed, in_thread_if_large, without_member
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.exchange import OTHER, REFUSED, Exchange, SessionRefusals
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
@@ -27,7 +27,7 @@ from memory_bank.service.proxy.messages import MessagesDialect
 from memory_bank.service.proxy.rebuild import COMPACTION
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.send import CONTEXT_MANAGEMENT, send, without_beta
-from memory_bank.service.proxy.shared import Proxy
+from memory_bank.service.proxy.shared import BEGINNING, Proxy
 from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, credential_of, request_headers
 
@@ -46,25 +46,27 @@ DIALECTS: tuple[Dialect, ...] = (
 """The model APIs that the proxy knows."""
 
 
-async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) -> None:
+async def handle(scope: Scope, receive: Receive, respond: Send) -> None:
     """Answer a request, until its answer is complete or one side gives up, and record it.
 
     The body of a model request gets the context from memory; everything else, and the answer, passes byte by
     byte. A changed request that upstream refuses is sent once as it came. If that is accepted, the session goes
     without memory for some requests (SessionRefusals); else nothing changes. See ``send``.
     """
+    proxy: Proxy = scope["app"].state.service.proxy
     incoming = Request(scope, receive)
     exchange = Exchange(scope["method"], scope["state"]["caller"].namespace)
     began, gone, body_was_read = time.perf_counter(), CancelScope(), asyncio.Event()
     watcher = asyncio.create_task(_watch_client(receive, body_was_read, gone))
     try:
         with gone:
-            stream = _stream(exchange, incoming, body_was_read)
             _read_head(proxy, exchange, incoming)
             if exchange.api is OTHER:
-                answer = await _pass_on(proxy, exchange, incoming, stream)
+                answer = await _pass_on(proxy, exchange, incoming, body_was_read)
             else:
-                await _read_body(proxy, exchange, incoming, stream)
+                data = await incoming.body()
+                body_was_read.set()
+                await _read_body(proxy, exchange, incoming, data)
                 await _build(proxy, exchange)
                 asks_summary = exchange.reason == COMPACTION
                 own = await own_summary(proxy, exchange) if asks_summary else None
@@ -136,20 +138,19 @@ def _read_head(proxy: Proxy, exchange: Exchange, incoming: Request) -> None:
 
 
 async def _pass_on(
-    proxy: Proxy, exchange: Exchange, incoming: Request, stream: AsyncIterator[bytes]
+    proxy: Proxy, exchange: Exchange, incoming: Request, body_was_read: asyncio.Event
 ) -> UpstreamAnswer:
     """Upstream's answer to a request that asks for no turn of a model."""
+    stream = _stream(exchange, incoming, body_was_read)
     has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in incoming.headers.raw)
     body = stream if has_body else b"".join([chunk async for chunk in stream])
     upstream, headers = proxy.upstreams[exchange.provider], proxy.add_trace(exchange.headers)
     return await upstream.send(exchange.method, exchange.path, headers, body, query=exchange.query)
 
 
-async def _read_body(
-    proxy: Proxy, exchange: Exchange, incoming: Request, stream: AsyncIterator[bytes]
-) -> None:
+async def _read_body(proxy: Proxy, exchange: Exchange, incoming: Request, data: bytes) -> None:
     """Take the body of a model request. Where it cannot be edited, its reason says so."""
-    data = b"".join([chunk async for chunk in stream])
+    exchange.received_bytes = len(data)
     exchange.client_headers, exchange.upstream_key = incoming.headers, credential_of(exchange.headers)
     dropped = {b"accept-encoding"}
     if coding := incoming.headers.get("content-encoding"):
@@ -170,10 +171,8 @@ async def _read_body(
     editable = exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT
     try:
         exchange.body = await in_thread_if_large(data, parse, data, *editable)
-        expanded = None
-        if SEAL in exchange.body.holds:
-            expanded = await to_thread.run_sync(expand, exchange, proxy.seals)
-        if expanded is not None:
+        has_own = BEGINNING.encode() in data
+        if has_own and (expanded := await to_thread.run_sync(expand, exchange, proxy.seals)):
             exchange.body = await in_thread_if_large(data, parse, expanded, *editable)
         if not knows and CONTEXT_MANAGEMENT in exchange.body.spans:
             exchange.body = await in_thread_if_large(data, without_member, exchange.body, CONTEXT_MANAGEMENT)

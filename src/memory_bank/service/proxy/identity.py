@@ -89,7 +89,6 @@ class Identity:
         *,
         asks_summary: bool = False,
         records: bool = True,
-        later: bool = False,
         wanted: Callable[[], bool] = lambda: True,
     ) -> SessionMatch | None:
         """The session that a request belongs to; None for a conversation that has had no tool call yet.
@@ -97,8 +96,8 @@ class Identity:
         The messages are chat messages as parsed from JSON. A name in the header may be percent-encoded.
         The upstream's key separates the conversations of clients with different keys; it is not stored.
         ``asks_summary``: the request asks for a summary of the conversation, as clients do before they compact it.
-        ``records``: False only looks the session up and stores nothing. ``later``: what the request adds to a session
-        that it continues is left to the caller, as the match's ``write``. ``wanted``: whether somebody still waits
+        ``records``: False only looks the session up and stores nothing; else the request begins a session or a fork,
+        and what it adds to one that it continues is the match's ``write``. ``wanted``: whether somebody still waits
         for the request; later ones may have arrived otherwise, and it begins no fork beside them.
 
         Raises ConfigError for an invalid name, StorageError, NotSentError.
@@ -115,9 +114,7 @@ class Identity:
             key, seed = named.name, content_key(chain_seed(namespace, None), "name", named.name)
         chain = digest_chain(seed, history)
         how: How = named.how if named else "prompt_cache_key" if key else "chain"
-        search = _Search(
-            self, namespace, seed, key, named, how, body, history, asks_summary, records, later, wanted
-        )
+        search = _Search(self, namespace, seed, key, named, how, body, history, asks_summary, records, wanted)
         if chain is None:
             return named and search.without_calls(named)
         search.latest = chain.latest
@@ -150,7 +147,6 @@ class _Search:
     history: RequestHistory
     asks_summary: bool
     records: bool
-    later: bool
     wanted: Callable[[], bool]
     latest: Sequence[DigestedInteraction] = ()  # of the list
     _has_begun: bool = False
@@ -179,10 +175,8 @@ class _Search:
         rows = self._rows[session.session_id]
         has_news = entry.head != session.head or any(d not in rows for d in (*entry.calls, entry.whole))
         write = None
-        if has_news and self.later:
+        if has_news and self.records:
             write = self.identity.lineage.going_on(session.session_id, session.head, entry)
-        elif has_news and not self._go_on(session.session_id, session.head, entry):
-            return None
         how = "calls" if by_calls and self.named is None else self.how
         name = public_name(self.namespace, session.session_id)
         return SessionMatch(name, how, head=entry.head, write=write)

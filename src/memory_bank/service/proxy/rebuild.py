@@ -27,11 +27,11 @@ from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, Schemas, own_tools
-from memory_bank.service.proxy.body import HOUR, as_object, objects_of
+from memory_bank.service.proxy.body import as_object, objects_of
 from memory_bank.service.proxy.exchange import MOST_SESSIONS, Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session, named_session
 from memory_bank.service.security.access import project_named, public_name, stored_id
-from memory_bank.service.sessions import Rebuilt, Sessions, count_once
+from memory_bank.service.sessions import ProxiedRequest, Rebuilt, Sessions, count_once
 from memory_bank.tools import EARLIER_SCHEMAS, TOOL_SCHEMAS
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
@@ -77,6 +77,10 @@ class _Job:
     session_id: str | None = None
     end: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_wanted(self) -> bool:
+        """Return whether its request waits for it, or has it."""
+        return self.end != "given up"
 
     def moves(self, end: Literal["taken", "put", "given up"], *before: str) -> bool:
         """Return whether its end is now ``end``, coming from one of ``before``; the first who moves it decides."""
@@ -198,7 +202,7 @@ class Rebuilder:
         self._limiter = CapacityLimiter(THREADS)
         self._threads = CapacityLimiter(math.inf)  # those of the limiters, and what hangs
         self._finishers = CapacityLimiter(2)
-        self._tasks: set[asyncio.Task[Any]] = set()  # which go on, whoever waits for them
+        self.tasks: set[asyncio.Task[Any]] = set()  # its work, which goes on whoever waits for it
         self._unfinished: set[object] = set()  # one task a session, or they would pile up under load
         self._lock = threading.Lock()
         self.hanging: set[_Job] = set()  # that still run, though their requests have gone on
@@ -229,8 +233,8 @@ class Rebuilder:
             share.works()
         if getattr(step.state, "deferred", None) and step.state not in self._unfinished:
             self._unfinished.add(step.state)
-            self._tasks.add(task := asyncio.create_task(self._finish(step)))
-            task.add_done_callback(self._tasks.discard)
+            self.tasks.add(task := asyncio.create_task(self._finish(step)))
+            task.add_done_callback(self.tasks.discard)
 
     async def _in_turn(self, share: _Share, exchange: Exchange) -> None:
         """Rebuild a request when it is its turn. Raises NotRebuiltError, MemoryFailedError."""
@@ -262,13 +266,13 @@ class Rebuilder:
         """Work on a request in a thread; False where it has not begun to change it within the limit."""
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
+            self.tasks.discard(task)
             self.hanging.discard(job)
             if not task.cancelled():
                 task.exception()  # which nobody may have waited for
 
         task = asyncio.create_task(to_thread.run_sync(work, job, exchange, limiter=self._threads))
-        self._tasks.add(task)
+        self.tasks.add(task)
         task.add_done_callback(ended)
         try:
             await asyncio.wait({task}, timeout=limit)
@@ -288,7 +292,7 @@ class Rebuilder:
             raise MemoryFailedError("unforeseen", sentence) from None
         finally:
             if job.moves("given up", "", "taken"):  # also where the client has gone
-                if task in self._tasks:
+                if task in self.tasks:
                     self.hanging.add(job)
                 if job.session_id is not None:
                     exchange.session = public_name(exchange.namespace, job.session_id)
@@ -355,7 +359,6 @@ class Rebuilder:
         history = api.history(exchange.body)
         is_summary = _asks_summary(exchange, history)
         project = project_named(namespace, exchange.client_headers)
-        cached_for = 86_400 if value.get("prompt_cache_retention") == "24h" else 0  # seconds
         is_whole = not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy"))
         members = [v for member in ("tools", "functions") if (v := value.get(member))]
         known, beside = history.memo.beside
@@ -363,20 +366,14 @@ class Rebuilder:
             beside = "".join(map(compact, members))
             history.memo.beside = members, beside
         data = exchange.body.data
-        cached_for = cached_for or 3_600 * bool(
-            HOUR in exchange.body.holds and CACHED_FOR_AN_HOUR.search(data)
-        )
+        cached_for = 3_600 * bool(b'"1h"' in data and CACHED_FOR_AN_HOUR.search(data))  # seconds
+        cached_for = 86_400 if value.get("prompt_cache_retention") == "24h" else cached_for
         for _ in range(12):  # another conversation may continue the session meanwhile
             match = self.identity.session_of(
-                exchange,
-                history,
-                asks_summary=is_summary,
-                records=not api.counts_only,
-                later=not api.counts_only,
-                wanted=lambda: job.end != "given up",
+                exchange, history, asks_summary=is_summary, records=not api.counts_only, wanted=job.is_wanted
             )
             session_id = None if match is None else stored_id(namespace, match.name)
-            keeps = None if api.counts_only else lambda: job.end != "given up"
+            keeps = None if api.counts_only else job.is_wanted
             offered = self._offered(exchange, session_id, history.messages, keeps=keeps)
             if match is None:
                 if job.moves("put", ""):
@@ -406,21 +403,20 @@ class Rebuilder:
                 )
 
             try:
-                step = self.sessions.rebuild(
-                    *given,
-                    **how,
-                    size=len(data),
+                request = ProxiedRequest(
                     history=history,
                     beside=beside,
-                    sends=sends,
-                    lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
                     cached_for=cached_for,
                     is_unmarked=api.provider == "anthropic"
                     and self._adds_marks(namespace, match.name)
                     and api.is_unmarked(exchange.body),
-                    origin=(project, exchange.client_headers.get("user-agent") or ""),
+                    project=project,
+                    client=exchange.client_headers.get("user-agent") or "",
+                    sends=sends,
+                    lineage=match.write,
                 )
+                step = self.sessions.rebuild(*given, **how, size=len(data), request=request)
                 break
             except NotSentError:
                 if job.end == "given up":
