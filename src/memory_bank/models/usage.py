@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -265,21 +266,8 @@ def _added(old: Any, new: Any) -> Any:
     """The sum of two numbers or lists; the new value of others, if there is one."""
     if isinstance(old, list) and isinstance(new, list):
         return old + new
-    numbers = _addends(old, new)
-    return sum(numbers) if numbers is not None else old if new is None else new
-
-
-def _addends(*values: object) -> list[int | float] | None:
-    """Two numbers, also as texts; None for anything else."""
-    numbers: list[int | float] = []
-    for value in values:
-        try:
-            number = float(value) if isinstance(value, str) else value
-        except ValueError:
-            return None
-        if type(number) not in (int, float):
-            return None
-        assert isinstance(number, (int, float))
-        is_whole = isinstance(value, str) and float(number).is_integer()
-        numbers.append(int(number) if is_whole else number)
-    return numbers
+    with suppress(_UnreadableError):
+        one, other = _number(old, ""), _number(new, "")
+        if one is not None and other is not None:
+            return int(one + other) if (one + other).is_integer() else one + other
+    return old if new is None else new

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -35,6 +35,7 @@ from memory_bank.service.api.requests import (
     RecordId,
     SessionName,
     json_bytes,
+    json_object,
     json_response,
     json_utf8,
     route,
@@ -241,8 +242,8 @@ async def get_record(
         raise InvalidRequestError("max_chars limits a part: give it with path, lines or pattern.")
     outline = await in_thread("api", named_record, api, name, trace_id)
     if partly:
-        selected = partial(part_of, path=path, lines=lines, pattern=pattern, max_chars=max_chars)
-        return await json_response(_part, api, outline, selected, long=outline.output_bytes > _LONG_OUTPUT)
+        asked = (path, lines, pattern, max_chars)
+        return await json_response(_part, api, outline, *asked, long=outline.output_bytes > _LONG_OUTPUT)
     if not raw:
         return StreamingResponse(await streamed(_record_json(api, outline)), media_type=JSON)
     file = re.sub(r"[^\w.-]+", "_", outline.trace_id).encode("ascii", "replace").decode()
@@ -290,28 +291,18 @@ def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:
         insight=None if o.summary is None else RecordInsight.of(o),
         newer=superseding(api.database, o.session_id, o.trace_id),
     )
-    yield json_bytes(head)[:-1]
-    texts: list[tuple[listing.Text, bool, int]] = [
-        ("input", o.input_verbatim, o.input_bytes),
-        ("output", o.output_verbatim, o.output_bytes),
-    ]
-    for text, is_verbatim, size in texts:
-        yield f',"raw_{text}":'.encode()
+    members, texts = dict(head), tuple[listing.Text, listing.Text](("input", "output"))
+    sizes = ((o.input_verbatim, o.input_bytes), (o.output_verbatim, o.output_bytes))
+    for text, (is_verbatim, size) in zip(texts, sizes, strict=True):
+        pieces = _text_pieces(api, o, text)
         if not is_verbatim:  # it is stored as JSON
-            yield from map(json_utf8, _text_pieces(api, o, text))
-        elif size <= _MAX_PARSED:
-            stored = listing.whole(api.database, o, text)
-            yield json_bytes(parse_arguments(stored) if text == "input" else parse_output(stored))
-        else:
-            yield b"null"
-        yield f',"{text}_text":'.encode()
-        if is_verbatim:
-            yield b'"'
-            yield from (json_bytes(piece)[1:-1] for piece in _text_pieces(api, o, text))
-            yield b'"'
-        else:
-            yield b"null"
-    yield b"}"
+            members |= {f"raw_{text}": map(json_utf8, pieces), f"{text}_text": None}
+            continue
+        parse = parse_arguments if text == "input" else parse_output
+        value = parse(listing.whole(api.database, o, text)) if size <= _MAX_PARSED else None
+        encoded = (json_bytes(piece)[1:-1] for piece in pieces)
+        members |= {f"raw_{text}": value, f"{text}_text": chain([b'"'], encoded, [b'"'])}
+    yield from json_object(members)
 
 
 def _text_pieces(api: ApiContext, outline: listing.Outline, text: listing.Text) -> Iterator[str]:
@@ -327,20 +318,18 @@ def _text_pieces(api: ApiContext, outline: listing.Outline, text: listing.Text) 
     yield rest.decode("utf-8", "surrogatepass")
 
 
-def _part(api: ApiContext, outline: listing.Outline, selected: Callable[[str], dict[str, Any]]) -> RecordPart:
+def _part(api: ApiContext, outline: listing.Outline, *selected: Any) -> RecordPart:
     try:
-        return RecordPart.of(
-            trace_id=outline.trace_id, **selected(listing.whole(api.database, outline, "output"))
-        )
+        return _part_of(listing.whole(api.database, outline, "output"), outline.trace_id, *selected)
     except RefusedCall as e:
         raise InvalidRequestError(str(e)) from None
 
 
-def part_of(
-    text: str, path: str | None, lines: str | None, pattern: str | None, max_chars: int
-) -> dict[str, Any]:
-    """The part of an output that the parameters of ``get_record`` select. Raises RefusedCall."""
-    chosen, room = at_path(text, path, written), max_chars
+def _part_of(
+    text: str, trace_id: str, path: str | None, lines: str | None, pattern: str | None, room: int
+) -> RecordPart:
+    """The part of a record's output that the parameters of ``get_record`` select. Raises RefusedCall."""
+    chosen = at_path(text, path, written)
     found, values, rest = chosen.found, None, None
     rows: list[dict[str, Any]] = []
     by_line = lines is not None or pattern is not None
@@ -361,10 +350,10 @@ def part_of(
         count, part = 1 if found is None else len(found), cut_at_edge(chosen.text, room)
         complete = len(part) == len(chosen.text) and (found is None or len(found) <= _MAX_VALUES)
         values = [{"path": f.path, "value": f.value} for f in found] if found and complete else None
-    return {
-        "text": part, "values": values, "lines": rows if by_line else None, "count": count, "complete": complete,
-        "next": rest,
-    }  # fmt: skip
+    return RecordPart.of(
+        trace_id=trace_id, text=part, values=values, lines=rows if by_line else None, count=count,
+        complete=complete, next=rest,
+    )  # fmt: skip
 
 
 @route(

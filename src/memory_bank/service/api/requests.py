@@ -186,22 +186,18 @@ async def json_response(
     return Response(status_code=204) if data is None else Response(data, media_type=JSON)
 
 
-@dataclass(frozen=True, slots=True)
-class RawJson:
-    """A member that is JSON text already."""
-
-    text: str
-
-
 def json_object(value: object) -> Iterator[bytes]:
-    """Encode an object, one member or list element at a time, so that other threads can run in between."""
+    """Encode an object, one member or list element at a time, so that other threads can run in between.
+
+    A member that is an iterator has the pieces of a value that is JSON already.
+    """
     comma = b""
     yield b"{"
     for key, member in _members(value).items():
         yield comma + json_bytes(key) + b":"
         comma = b","
-        if isinstance(member, RawJson):
-            yield json_utf8(member.text)
+        if isinstance(member, Iterator):
+            yield from member
         elif isinstance(member, list):
             yield b"["
             for i, element in enumerate(member):
