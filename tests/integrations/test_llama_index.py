@@ -78,7 +78,7 @@ def test_thinking_of_anthropic_is_signed():
     made = ChatMessage(
         role="assistant", blocks=[thinking, ThinkingBlock(content="so"), TextBlock(text="Now.")]
     )
-    assert [part.binds for part in WIRE.read(made).values()] == [True, False, False]
+    assert WIRE.bound(made) == [0]
 
 
 def test_calls_are_read_and_changed_in_blocks():

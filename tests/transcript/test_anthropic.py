@@ -30,6 +30,7 @@ from tests.chats import entries
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.anthropic import (
     MOST_CACHE_MARKS,
+    AnthropicWire,
     Thinking,
     cache_marks,
     from_anthropic,
@@ -39,7 +40,7 @@ from memory_bank.transcript.anthropic import (
     without_thinking,
 )
 from memory_bank.transcript.messages import Interaction, parse_messages
-from memory_bank.transcript.turns import WHOLE, Derived
+from memory_bank.transcript.turns import WHOLE, Derived, PartWire
 
 MEMORY = {"role": "user", "content": "MEMORY"}
 
@@ -280,6 +281,8 @@ def test_no_list_breaks_it(messages, rule):
     parse_messages(chat.messages)
     cache_marks(messages)
     without_thinking(messages, rule)
+    wire = AnthropicWire(rule)
+    assert [wire.bound(m) for m in messages] == [PartWire.bound(wire, m) for m in messages]
     try:
         out = unchanged(chat)
     except HistoryError:

@@ -49,7 +49,7 @@ from memory_bank.transcript.messages import (
 from memory_bank.transcript.quoting import without_fenced
 from memory_bank.transcript.shortening import fit_text, shorten_text
 from memory_bank.transcript.tokens import APPROXIMATE, is_loading, open_counter
-from memory_bank.transcript.transcript import DIGEST, Transcript, View, is_same, said_in
+from memory_bank.transcript.transcript import DIGEST, Transcript, View, digest_of, is_same, said_in
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -121,9 +121,12 @@ class Session(Closing):
         begin = next((i for i in range(shorter) if not is_same(context[i], written[i])), shorter)
         rest = range(1, shorter - begin + 1)
         end = next((i - 1 for i in rest if not is_same(context[-i], written[-i])), shorter - begin)
-        less = sum(map(count, context[begin : len(context) - end]))
-        more = sum(map(count, written[begin : len(written) - end]))
-        plan = replace(context.plan, tokens=context.plan.tokens - less + more)
+        parts = context[begin : len(context) - end], written[begin : len(written) - end]
+        known, key = self.cache("recounted"), digest_of((self.counter.name, parts))
+        if key not in known:
+            known.clear()
+            known[key] = sum(map(count, parts[1])) - sum(map(count, parts[0]))
+        plan = replace(context.plan, tokens=context.plan.tokens + known[key])
         with self.lock:
             if self.last_plan is context.plan:
                 self.last_plan = plan

@@ -234,8 +234,10 @@ def _moves_system(sent: Sequence[Any], came: Sequence[Any], new: Sequence[Any], 
 
 def _thinks(messages: Sequence[Any], wire: Wire[Any]) -> bool:
     """Return whether the turn that is being answered has a thinking block."""
-    at = answered_turn(messages, wire) if isinstance(wire, PartWire) else None
-    return at is not None and any(part.binds for part in wire.parts(messages[at]))
+    if not isinstance(wire, PartWire):
+        return False
+    at = answered_turn(messages, wire)
+    return at is not None and bool(wire.bound(messages[at]))
 
 
 @dataclass(slots=True)

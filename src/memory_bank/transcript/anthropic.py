@@ -214,6 +214,10 @@ class AnthropicWire(PartWire[AnthropicMessage]):
             return found
         return dict(sorted(found.items(), key=lambda part: part[1].kind is not MessageKind.RESULT))
 
+    def bound(self, native: AnthropicMessage) -> list[int]:
+        blocks = _numbered(native) if _role(native) == "assistant" else ()
+        return [number for number, block in blocks if _type(block) in THINKING]
+
     def speakers(self, native: AnthropicMessage) -> set[str]:
         """See PartWire."""
         role = _role(native)
@@ -328,12 +332,12 @@ def without_thinking(
     """
 
     def without(message: Any) -> Any | None:
-        signed = {number: None for number, part in wire.read(message).items() if part.binds}
-        return wire.write(message, signed) if signed else message
+        bound = wire.bound(message)
+        return wire.write(message, dict.fromkeys(bound)) if bound else message
 
     def thinks(messages: Sequence[Any]) -> bool:
         turns = messages[_begin(messages, wire) :]
-        return any(part.binds for m in turns for part in wire.read(m).values())
+        return any(map(wire.bound, turns))
 
     pairs = enumerate(zip(messages, source, strict=False))
     first = next((i for i, (a, b) in pairs if a is not b), min(len(messages), len(source)))

@@ -72,11 +72,6 @@ class Part(NamedTuple):
     name: str | None = None
     signed: bool = False
 
-    @property
-    def binds(self) -> bool:
-        """Whether it is thinking whose signature is bound to what stands before it."""
-        return self.signed and self.kind is MessageKind.REASONING
-
 
 Placed = tuple[ChatMessage, list[PartPlace]]  # a chat message and the parts of the source that it stands for
 Make = Callable[[Any], list[Placed]]
@@ -159,6 +154,11 @@ class PartWire(Wire[N]):
     def parts(self, native: N) -> Iterable[Part]:
         """See Wire."""
         return self.read(native).values()
+
+    def bound(self, native: N) -> list[int]:
+        """The numbers of a message's thinking whose signature is bound to what stands before it."""
+        parts = self.read(native).items()
+        return [number for number, part in parts if part.signed and part.kind is MessageKind.REASONING]
 
     def speakers(self, native: N) -> set[str]:
         """Who speaks in a message: the "user", the "assistant", a "result"."""

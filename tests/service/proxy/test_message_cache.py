@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests import items
 from tests.chats import say
 
-from memory_bank.service.proxy.body import Memo, MessageCache, parse_body, render_body
+from memory_bank.service.proxy.body import HOUR, SEAL, Memo, MessageCache, parse_body, render_body
 from memory_bank.transcript.anthropic import from_anthropic
 from memory_bank.transcript.responses import from_items
 from memory_bank.transcript.textcalls import read_text_calls
@@ -49,6 +49,21 @@ def test_what_is_forgotten_is_asked_anew():
     for n in range(40):
         seen.intern(body_of(said(f"{n} " + "x" * 100)), "messages")
     assert seen.intern(body_of(said("old")), "messages").value["messages"][0] is not old
+
+
+def test_what_the_messages_of_an_earlier_request_hold_the_next_one_holds():
+    seen, begun = MessageCache(), [said(f"{n}") for n in range(7)]
+
+    def held(*messages, before=None, after=None):
+        body = {"tools": before, "messages": [*begun, *messages], "metadata": after}
+        return {*seen.parse(json.dumps(body).encode(), "messages").holds}
+
+    assert held() == set()
+    assert held(before="1h") == {HOUR}
+    assert held(after="1h") == {HOUR}
+    assert held(said("mbc1.a")) >= {SEAL}
+    assert held(said("mbc1.a"), said("b")) >= {SEAL}
+    assert {*body_of(*begun).holds} == {SEAL, HOUR}  # nothing was looked for
 
 
 def test_each_api_makes_its_own_of_an_equal_message():

@@ -9,10 +9,9 @@ import sys
 import threading
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -35,6 +34,8 @@ JsonObject: TypeAlias = dict[str, Any]
 
 HEAD = 6
 """Elements of an array by which a conversation is known: a random id of its first call is among them."""
+SEAL, HOUR = "mbc1.", '"1h"'
+"""Texts that a body may hold: how ``encrypted_content`` of ours begins, and the lifetime of some cache marks."""
 Span = tuple[int, int]
 Edit = tuple[int, int, str]
 """A part of a text, from its start to its end, and what stands there instead."""
@@ -130,7 +131,8 @@ class Body:
     is before, with the start of the value), the ``elements`` of those that are arrays, ``end``, the position at which
     a new member is inserted, and what is ``removed`` from the text.
     ``derive(element, make)`` returns ``make(element)``; a cached element always gives the same objects.
-    ``memo``: what was computed of the messages of the conversation's earlier requests.
+    ``memo``: what was computed of the messages of the conversation's earlier requests. ``holds``: which of SEAL and
+    HOUR it may hold.
     """
 
     data: bytes
@@ -142,6 +144,7 @@ class Body:
     removed: tuple[Edit, ...] = ()
     derive: Derive = derive_anew
     memo: Memo = field(default_factory=Memo)
+    holds: Collection[str] = (SEAL, HOUR)
 
 
 Known = Callable[[str, str, Elements], Elements]
@@ -245,7 +248,7 @@ def render_body(body: Body, members: Mapping[str, object]) -> bytes:
     for key, new in members.items():
         if not isinstance(new, (list, tuple)):
             text = json.dumps(new, separators=(",", ":"))
-        elif key in body.elements and same_objects([e for e, _ in body.elements[key]], new):
+        elif key in body.elements and same_objects(body.value[key], new):
             continue
         else:
             text = render_array(body, key, new)
@@ -290,12 +293,13 @@ def with_members(data: bytes, members: Mapping[str, object]) -> bytes:
 
 def render_array(body: Body, member: str, new: Sequence[object]) -> str:
     """The text of an array that may replace a member, as ``render_body`` writes it. Raises BodyError."""
-    elements = body.elements.get(member, ())
+    elements, text = body.elements.get(member, ()), body.text
+    same = shared_length(body.value[member] if elements else (), new)
+    parts = [text[start:end] for _, (start, end) in elements[:same]]
     places = {id(element): span for element, span in elements}
-    parts: list[str] = []
-    for element, (own, at) in zip_longest(new, elements[: len(new)], fillvalue=(None, None)):
-        if span := at if element is own else places.get(id(element)):
-            parts.append(body.text[span[0] : span[1]])
+    for element in new[same:]:
+        if span := places.get(id(element)):
+            parts.append(text[span[0] : span[1]])
             continue
         try:
             parts.append(json.dumps(element, separators=(",", ":")))
@@ -339,6 +343,7 @@ class _Conversation:
     values: Sequence[object] = ()
     memo: Memo = field(default_factory=Memo)
     by_id: dict[int, _CachedMessage] = field(default_factory=dict)
+    holds: set[str] = field(default_factory=set)
     chars: int = 0  # that count for it: as they came, and as they were read
 
     def derive(self, message: Any, make: Make) -> list[Placed]:
@@ -435,6 +440,9 @@ class MessageCache:
                 values.append(entry.message)
             new = zip(values[same:], (span for _, span in elements[same:]), strict=True)
             elements = (*elements[:same], *new)
+            since = elements[same - 1][1][1] if same else 0
+            conversation.holds |= {part for part in (SEAL, HOUR) if text.find(part, since) >= 0}
+            holds = {part for part in (SEAL, HOUR) if text.find(part, 0, start) >= 0} | conversation.holds
             conversation.text, conversation.elements, conversation.values = text, elements, values
             conversation.chars = 2 * len(text) + self.ENTRY * len(values)
             longest = max((end - begin for _, (begin, end) in elements[same:]), default=0)
@@ -449,4 +457,5 @@ class MessageCache:
             elements={**body.elements, key: elements},
             derive=conversation.derive,
             memo=conversation.memo,
+            holds=holds,
         )

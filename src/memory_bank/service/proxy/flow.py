@@ -19,7 +19,7 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy.api import Dialect
-from memory_bank.service.proxy.body import Body, decompressed, in_thread_if_large, without_member
+from memory_bank.service.proxy.body import SEAL, Body, decompressed, in_thread_if_large, without_member
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.exchange import OTHER, REFUSED, Exchange, SessionRefusals
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
@@ -27,7 +27,7 @@ from memory_bank.service.proxy.messages import MessagesDialect
 from memory_bank.service.proxy.rebuild import COMPACTION
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.send import CONTEXT_MANAGEMENT, send, without_beta
-from memory_bank.service.proxy.shared import BEGINNING, Proxy
+from memory_bank.service.proxy.shared import Proxy
 from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, credential_of, request_headers
 
@@ -171,7 +171,7 @@ async def _read_body(proxy: Proxy, exchange: Exchange, incoming: Request, data: 
     editable = exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT
     try:
         exchange.body = await in_thread_if_large(data, parse, data, *editable)
-        has_own = BEGINNING.encode() in data
+        has_own = SEAL in exchange.body.holds
         if has_own and (expanded := await to_thread.run_sync(expand, exchange, proxy.seals)):
             exchange.body = await in_thread_if_large(data, parse, expanded, *editable)
         if not knows and CONTEXT_MANAGEMENT in exchange.body.spans:

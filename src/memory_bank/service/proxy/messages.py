@@ -132,7 +132,7 @@ class MessagesDialect(Dialect):
         return with_cache_marks(body.value, conversation, counts, stands=stands, ends=ends)
 
     def is_unmarked(self, body: Body) -> bool:
-        counts = body.memo.of_each("marks", body.value[self.key], cache_marks)
+        counts = body.memo.of_each("marks that came", body.value[self.key], cache_marks)
         return not (any(counts) or cache_marks_beside(body.value))
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:

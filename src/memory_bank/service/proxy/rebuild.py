@@ -27,7 +27,7 @@ from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, Schemas, own_tools
-from memory_bank.service.proxy.body import as_object, objects_of
+from memory_bank.service.proxy.body import HOUR, as_object, objects_of
 from memory_bank.service.proxy.exchange import MOST_SESSIONS, Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session, named_session
 from memory_bank.service.security.access import project_named, public_name, stored_id
@@ -366,7 +366,8 @@ class Rebuilder:
             beside = "".join(map(compact, members))
             history.memo.beside = members, beside
         data = exchange.body.data
-        cached_for = 3_600 * bool(b'"1h"' in data and CACHED_FOR_AN_HOUR.search(data))  # seconds
+        lasts = HOUR in exchange.body.holds and CACHED_FOR_AN_HOUR.search(data)
+        cached_for = 3_600 * bool(lasts)  # seconds
         cached_for = 86_400 if value.get("prompt_cache_retention") == "24h" else cached_for
         for _ in range(12):  # another conversation may continue the session meanwhile
             match = self.identity.session_of(

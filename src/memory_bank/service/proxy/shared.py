@@ -16,13 +16,11 @@ from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
 from memory_bank.service.proxy.api import Provider
-from memory_bank.service.proxy.body import MessageCache
+from memory_bank.service.proxy.body import SEAL, MessageCache
 from memory_bank.service.proxy.exchange import MOST_SESSIONS, Exchange, SessionRefusals
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.upstream import Headers, Upstream
 
-BEGINNING = "mbc1."
-"""How ``encrypted_content`` of ours begins: the version."""
 _NONCE, _TAG = 12, 16  # bytes
 
 
@@ -40,12 +38,12 @@ class Seals:
         """The values (JSON) as a text."""
         nonce = secrets.token_bytes(_NONCE)
         data = self._masked(nonce, json.dumps(values, separators=(",", ":")).encode())
-        return BEGINNING + base64.urlsafe_b64encode(nonce + self._tag(nonce + data) + data).decode()
+        return SEAL + base64.urlsafe_b64encode(nonce + self._tag(nonce + data) + data).decode()
 
     def read(self, sealed: str) -> list[Any] | None:
         """The values of a text; None for one that this bank has not made. Raises StorageError."""
         try:
-            raw = base64.b64decode(sealed.removeprefix(BEGINNING), b"-_", validate=True)
+            raw = base64.b64decode(sealed.removeprefix(SEAL), b"-_", validate=True)
         except ValueError:
             return None
         nonce, tag, data = raw[:_NONCE], raw[_NONCE : _NONCE + _TAG], raw[_NONCE + _TAG :]

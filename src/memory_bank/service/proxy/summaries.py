@@ -16,12 +16,12 @@ from memory_bank.bank.steps import CONTROL
 from memory_bank.context.compaction import what_is_known
 from memory_bank.context.fold_rule import charge_added, tokens_paid_for
 from memory_bank.errors import MemoryBankError, UpstreamError
-from memory_bank.service.proxy.body import JsonObject, as_object, objects_of, parse_object, render_body
+from memory_bank.service.proxy.body import SEAL, JsonObject, as_object, objects_of, parse_object, render_body
 from memory_bank.service.proxy.events import MOST_BYTES, Event, rewrite_event, rewritten
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.memory_calls import read_memory
 from memory_bank.service.proxy.rebuild import COMPACTION
-from memory_bank.service.proxy.shared import BEGINNING, Proxy, Seals
+from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.security.access import public_name
 from memory_bank.transcript import events
@@ -86,7 +86,7 @@ def _parts(element: object, key: str) -> tuple[list[Any], list[Any]]:
     """The compaction items of ours in an element of a conversation, and its other parts."""
     content = [element] if key == "input" else as_object(element).get("content")
     parts = content if isinstance(content, list) else []
-    own = [p for p in parts if str(as_object(p).get("encrypted_content")).startswith(BEGINNING)]
+    own = [p for p in parts if str(as_object(p).get("encrypted_content")).startswith(SEAL)]
     return own, [p for p in parts if p not in own] if own else []
 
 
