@@ -10,8 +10,7 @@ import pytest
 import sqlalchemy as sa
 from tests.contracts.stores import a_record, together
 
-from memory_bank.bank.database import Database
-from memory_bank.bank.group_commit import GroupWriter
+from memory_bank.bank.database import Database, GroupWriter
 from memory_bank.bank.schema import bank
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import RecordConflictError, StorageError

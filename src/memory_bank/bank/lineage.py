@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from memory_bank.bank.database import Database
-from memory_bank.bank.group_commit import Operation
+from memory_bank.bank.database import Database, Operation
 from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
     SET_SESSION,

@@ -17,9 +17,8 @@ from weakref import WeakMethod
 
 from sqlalchemy.engine import Connection
 
-from memory_bank.bank.database import ANY, Database, Extent, LastFold, as_database
+from memory_bank.bank.database import ANY, Database, Extent, LastFold, Operation, as_database
 from memory_bank.bank.files import MemoryFiles
-from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.lineage import session_of
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.rows import to_rows

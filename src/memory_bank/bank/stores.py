@@ -12,9 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from memory_bank.bank.database import Database, as_database
+from memory_bank.bank.database import Database, Operation, as_database
 from memory_bank.bank.embedder import bind, check_embedder, dimension_of
-from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.listing import Outline, list_outlines, stored_rows
 from memory_bank.bank.rows import (
     FORGOTTEN,

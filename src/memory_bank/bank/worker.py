@@ -20,8 +20,7 @@ import sqlalchemy as sa
 from cachetools import LRUCache
 from sqlalchemy.engine import Connection, Row
 
-from memory_bank.bank.database import Database, Extent
-from memory_bank.bank.group_commit import Operation
+from memory_bank.bank.database import Database, Extent, Operation
 from memory_bank.bank.listing import without_insight
 from memory_bank.bank.schema import (
     HAS_CONTENT,

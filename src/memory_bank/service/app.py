@@ -29,7 +29,7 @@ from memory_bank.errors import (
     NotFoundError,
 )
 from memory_bank.models.usage import NO_USAGE
-from memory_bank.pricing import StepTokens, Usage
+from memory_bank.pricing import Price, StepTokens, Usage, costs
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
@@ -69,6 +69,7 @@ log = logging.getLogger("memory_bank.Service")
 
 OPENAI = "https://api.openai.com/v1"
 ANTHROPIC = "https://api.anthropic.com"
+NO_PRICE = "no price of the model is known: add it to [prices] in the configuration"
 
 
 class Service:
@@ -200,9 +201,21 @@ class Service:
         self.metrics.tokens.labels("full").inc(full_tokens)
         self.metrics.tokens.labels("sent").inc(tokens)
         if sent is not None and full is not None:
-            self.metrics.used(sent, full, step.state.prefix_cache.price, exchange.usage.billed)
+            self._count_usage(sent, full, prefix.price, exchange.usage.billed)
         elif paid.get("untold") and not failed:
             self.metrics.untold.labels(paid["untold"]).inc()
+
+    def _count_usage(self, sent: Usage, full: Usage, price: Price | None, billed: float | None) -> None:
+        """Count a model call whose usage was reported; its cost if that is ``billed`` or its model has a price."""
+        metrics = self.metrics
+        for kind in ("input", "cached", "written", "output"):
+            metrics.usage.labels(kind).inc(getattr(sent, kind))
+        metrics.usage.labels("full_input").inc(full.input)
+        pair = costs(sent, full, price, billed)
+        if pair is None:
+            metrics.untold.labels(NO_PRICE).inc()
+        for kind, cost in zip(("sent", "full"), pair or (), strict=False):
+            metrics.cost.labels(kind).inc(cost)
 
     def _record_without(self, exchange: Exchange, ended: dict[str, Any], answer: Answer) -> None:
         """Record a request that memory failed for, where its session is known; no tokens count as saved."""

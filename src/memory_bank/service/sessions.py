@@ -20,10 +20,9 @@ import sqlalchemy as sa
 from cachetools import LRUCache
 from sqlalchemy.engine import Connection
 
-from memory_bank.bank.database import Database
+from memory_bank.bank.database import Database, Operation
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.folds import copy_folds
-from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.holdout import is_control
 from memory_bank.bank.keys import Keys
 from memory_bank.bank.listing import list_page, newest_searchable

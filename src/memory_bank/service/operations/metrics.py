@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from memory_bank import __version__
-from memory_bank.config import Price
 from memory_bank.errors import MissingExtraError
-from memory_bank.pricing import Usage, costs
 
 try:
     import prometheus_client
@@ -64,19 +62,6 @@ class Metrics:
         gauge("build_info", "Version of memory_bank.", "version", mode="max").labels(__version__).set(1)
         for kind in ("full", "sent"):
             self.tokens.labels(kind)
-
-    def used(self, sent: Usage, full: Usage, price: Price | None, billed: float | None = None) -> None:
-        """Count a model call whose usage was reported; its cost if that is ``billed`` or its model has a price."""
-        for kind in ("input", "cached", "written", "output"):
-            self.usage.labels(kind).inc(getattr(sent, kind))
-        self.usage.labels("full_input").inc(full.input)
-        pair = costs(sent, full, price, billed)
-        if pair is None:
-            self.untold.labels(
-                "no price of the model is known: add it to [prices] in the configuration"
-            ).inc()
-        for kind, cost in zip(("sent", "full"), pair or (), strict=False):
-            self.cost.labels(kind).inc(cost)
 
     def scrape(self, waiting: tuple[int, float] | None) -> bytes:
         """All metrics in Prometheus' text format.

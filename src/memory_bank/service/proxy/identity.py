@@ -33,8 +33,7 @@ from itertools import pairwise, takewhile
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
-from memory_bank.bank.database import Database
-from memory_bank.bank.group_commit import Operation
+from memory_bank.bank.database import Database, Operation
 from memory_bank.bank.lineage import ForkPoint, KnownDigest, Lineage, LineageEntry
 from memory_bank.bank.rows import is_session_id
 from memory_bank.context.first_sight import REDACTED
