@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +29,7 @@ from memory_bank.bank.schema import (
 )
 from memory_bank.plan import Fate
 from memory_bank.pricing import Usage
+from memory_bank.transcript.messages import runs_of
 
 CONTROL = "control"
 """The status of steps of a session that is left without memory to compare with."""
@@ -212,7 +213,9 @@ def _add(
         if step.generation not in (None, generation):
             row["fold"] = None
         elif step.fates is not None:
-            row["fates"] = json.dumps({fate: _runs(numbers) for fate, numbers in step.fates.items()})
+            row["fates"] = json.dumps(
+                {fate: runs_of(sorted({*numbers})) for fate, numbers in step.fates.items()}
+            )
         rows.append(row)
     database.change(c, _INSERT, rows)
     if kept is not None:
@@ -220,17 +223,6 @@ def _add(
         database.change(c, _DROP_ANSWERS, {"session": session_id, "above": above, "to": last - kept})
     if deleted is not None:
         database.change(c, REVIVE, {"session": session_id})
-
-
-def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last of the numbers that follow one another."""
-    found: list[tuple[int, int]] = []
-    for n in sorted(numbers):
-        if found and n <= found[-1][1] + 1:
-            found[-1] = found[-1][0], n
-        else:
-            found.append((n, n))
-    return found
 
 
 def _row(step: StepFigures) -> dict[str, Any]:

@@ -402,7 +402,9 @@ class InsightWriter:
         if settings is not self.settings or llm_client is not self._client or self.observer.book is None:
             book = partial(book_call, self.facts.database, self.facts.session_id)
             is_durable = not self.facts.database.in_memory
-            self.observer = Observer.create(llm_client, settings, book, self._logged, is_durable)
+            self.observer = Observer.create(
+                llm_client, settings, book=book, logged=self._logged, is_durable=is_durable
+            )
             self.settings, self._client = settings, llm_client
         self.waiting = stored.waiting
         if anew:

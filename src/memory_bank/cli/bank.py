@@ -188,7 +188,7 @@ def search(
     database = open_bank(db, session=session)
     searched = newest_of_namespaces(database) if session is None else [session]
     model = bank_embedder_of(database, embedding_model)
-    matches: list[tuple[int, str, SearchMatch]] = []
+    matches: list[tuple[int, SearchMatch]] = []
     for each in searched:
         with MemoryBankState.open(database, each, model) as state:
             state.prepare(MemoryBankSettings(observer_model="extractive"))
@@ -196,24 +196,24 @@ def search(
             result = search_session(state, query.strip(), top_k, scope=scope, by_agent=False)
         if result.trouble is not None:
             tell(f"only words were compared: {result.trouble}")
-        matches += [(rank, m.outline.session_id, m) for rank, m in enumerate(result.matches)]
+        matches += enumerate(result.matches)
     matches = sorted(matches, key=lambda match: match[0])[:top_k]  # the best of each namespace first
     if as_json:
         listed = [
-            {"session_id": where, "trace_id": m.outline.trace_id,
-             "score": round(m.score, 6), "step": m.outline.step_id,
-             "tool": m.outline.tool_name, "why": m.why, "reason": m.reason, "newer": m.newer,
-             "summary": m.outline.summary}
-            for _, where, m in matches
+            {"session_id": m.outline.session_id, "trace_id": m.outline.trace_id, "score": round(m.score, 6),
+             "step": m.outline.step_id, "tool": m.outline.tool_name, "why": m.why, "reason": m.reason,
+             "newer": m.newer, "summary": m.outline.summary}
+            for _, m in matches
         ]  # fmt: skip
         print_json({"session_id": session, "embedder": model.name, "hits": listed})
     elif not matches:
         print(f"nothing matches {visible(query.strip(), 200)!r}: try other words, a name or an id.")
     else:
         rows = [
-            [session_name(where), m.outline.step_id, one_line(m.outline.tool_name, 30), m.outline.trace_id,
-             one_line(m.reason, 120), one_line(m.outline.summary or "", 100)]
-            for _, where, m in matches
+            [session_name(o.session_id), o.step_id, one_line(o.tool_name, 30), o.trace_id,
+             one_line(m.reason, 120), one_line(o.summary or "", 100)]
+            for _, m in matches
+            for o in [m.outline]
         ]  # fmt: skip
         table(["session", "step", "tool", "trace_id", "why", "summary"], rows, whole=(1, 3))
 

@@ -59,17 +59,10 @@ class Observer:
     is_durable: bool = False
 
     @classmethod
-    def create(
-        cls,
-        llm_client: object,
-        settings: MemoryBankSettings,
-        book: Callable[[int | None], str | None] | None = None,
-        logged: dict[str, object] | None = None,
-        is_durable: bool = False,
-    ) -> Observer:
-        """The Observer of some settings. Raises ConfigError for a wrong client."""
+    def create(cls, llm_client: object, settings: MemoryBankSettings, **options: Any) -> Observer:
+        """The Observer of some settings; ``options`` are its other fields. Raises ConfigError for a wrong client."""
         chat = None if settings.observer_model == EXTRACTIVE else as_chat_model(llm_client)
-        return cls(chat, settings, book, {} if logged is None else logged, is_durable)
+        return cls(chat, settings, **options)
 
     @cached_property
     def name(self) -> str:

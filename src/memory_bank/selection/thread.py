@@ -28,6 +28,7 @@ from memory_bank.selection.effects import (
 )
 from memory_bank.selection.outcomes import clip, outcome, tells_id
 from memory_bank.transcript.jsontext import RAW, leaves, parse_arguments
+from memory_bank.transcript.messages import runs_of
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 
 LEAST_CHARS = 24  # characters that are shown of every value, at least, where it has so many
@@ -679,17 +680,6 @@ def _own_line(call: _Call, distinct: tuple[Argument, ...], values: Values) -> st
             room -= len(part) + 2
     text = f"#{call.number} {call.tool} {', '.join(shown)}" if shown else f"#{call.number} {call.tool}"
     return f"{text} → {call.outcome}" if call.outcome else text
-
-
-def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """The first and the last of each run of numbers that follow one another."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return runs
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -360,6 +360,17 @@ def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
     return next(i for i, (own, other) in enumerate(zip(a, b, strict=False)) if own is not other)
 
 
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """The first and the last of each run of numbers that follow one another."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
+
+
 # Interactions
 
 

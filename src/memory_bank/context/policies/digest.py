@@ -13,8 +13,7 @@ from memory_bank.context.render import memory_message
 from memory_bank.models.extraction import extract_summary
 from memory_bank.models.observer import completion_of, describe_call, extend_summary
 from memory_bank.plan import Choice, Shown
-from memory_bank.selection.thread import runs_of
-from memory_bank.transcript.messages import Interaction, in_full
+from memory_bank.transcript.messages import Interaction, in_full, runs_of
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.shortening import cut_at_edge, fit_text
 from memory_bank.transcript.tokens import newest_within
