@@ -200,11 +200,13 @@ def test_ids_are_those_that_a_context_gives(http):
     assert [r["step_id"] for r in listed] == [1, 2, 3, 4]
 
 
-def test_a_tool_output_is_the_record_that_its_message_is(http):
-    messages = [user(), call(("c1", "get_order", {"id": "ORD-7"})), result("c1", OUTPUT["raw_output"])]
+@pytest.mark.parametrize("output", [OUTPUT["raw_output"], [{"type": "text", "text": "ORD-7 is late"}], [1]])
+def test_a_tool_output_is_the_record_that_its_message_is(http, output):
+    messages = [user(), call(("c1", "get_order", {"id": "ORD-7"})), result("c1", output)]
     by_message = ingested(http, messages=messages)
     arguments = messages[1]["tool_calls"][0]["function"]["arguments"]
-    by_output = ingested(http, tool_outputs=[{**OUTPUT, "raw_input": arguments, "call_id": "c1"}])
+    told = {**OUTPUT, "raw_input": arguments, "raw_output": output, "call_id": "c1"}
+    by_output = ingested(http, tool_outputs=[told])
     assert by_output.trace_ids == by_message.trace_ids
     assert by_output.new == 0
 

@@ -13,7 +13,7 @@ from memory_bank.bank.retrieval import records_of
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
 from memory_bank.ports import Scope
-from memory_bank.records import InteractionRecord, call_key, derive_trace_id
+from memory_bank.records import InteractionRecord, derive_trace_id
 from memory_bank.service.api.openapi import TRACE_ID, Count, Json, RequestModel, ResponseModel
 from memory_bank.service.api.records import RecordItem, beginning, record_input
 from memory_bank.service.api.requests import (
@@ -29,8 +29,8 @@ from memory_bank.service.proxy.body import render_array
 from memory_bank.service.security.access import LONGEST_NAME
 from memory_bank.tools import search
 from memory_bank.tools.handlers import LONGEST_ARGUMENTS
-from memory_bank.transcript.jsontext import compact, dump_value, parse_output
-from memory_bank.transcript.messages import Call, check_messages
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.messages import Pair, call_entry, calls_of, check_messages, result_of
 from memory_bank.transcript.tokens import approximate_counter
 from memory_bank.transcript.transcript import Transcript
 
@@ -263,7 +263,7 @@ def ingest(
     if "messages" in members:
         seen = [api.sessions.redacted(m) for m in _checked(query.messages)]
     else:
-        outputs = [_redacted(api, output) for output in query.tool_outputs]
+        pairs = [_pair(api, output) for output in query.tool_outputs]
         task = query.task and api.sessions.redacted_text(query.task)
     with api.sessions.writing(api.namespace, name, project=query.project) as state:
         if "messages" in members:
@@ -272,43 +272,27 @@ def ingest(
             records, _ = records_of(view.interactions, state.steps, state.step_count)
             task = view.task
         else:
-            records = _records_of(outputs, state.session_id, state.step_count + 1)
+            records = _records_of(pairs, state.session_id, state.step_count + 1)
             ids = [r.trace_id for r in records]
         return Ingested(trace_ids=ids, new=state.add(records, task=task))
 
 
-def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
-    """The output without the secrets that would be redacted in the messages of its call."""
-    function: Any = {"name": output.tool_name, "arguments": output.raw_input}
-    calls = [{"id": output.call_id, "type": "function", "function": function}]
-    message: Any = api.sessions.redacted({"role": "assistant", "tool_calls": calls})
+def _pair(api: ApiContext, output: ToolOutput) -> Pair:
+    """A call with its output, as in the messages of the call, without their secrets."""
+    entry = call_entry(output.call_id, output.tool_name, output.raw_input)
+    call: Any = api.sessions.redacted({"role": "assistant", "tool_calls": [entry]})
     result = {"role": "tool", "tool_call_id": output.call_id, "content": output.raw_output}
-    raw_output = api.sessions.redacted(result)["content"]
-    function = message["tool_calls"][0]["function"]
-    changes = {"tool_name": function["name"], "raw_input": function["arguments"], "raw_output": raw_output}
-    return output.model_copy(update=changes)
+    return Pair(calls_of(call)[0], result_of(api.sessions.redacted(result)))
 
 
-def _records_of(outputs: list[ToolOutput], session_id: str, step: int) -> list[InteractionRecord]:
+def _records_of(pairs: list[Pair], session_id: str, step: int) -> list[InteractionRecord]:
     """The records of one step."""
     occurred: Counter[bytes] = Counter()
     records = []
-    for output in outputs:
-        raw, call = output.raw_output, Call(output.call_id, output.tool_name, output.raw_input)
-        text = raw if isinstance(raw, str) else dump_value(raw, "raw_output")
-        identity = call_key(output.call_id, output.tool_name, call.text, text)
-        record = InteractionRecord(
-            trace_id=derive_trace_id(session_id, identity, occurred[identity]),
-            step_id=step,
-            tool_name=output.tool_name,
-            raw_input=call.raw_input,
-            raw_output=parse_output(raw) if isinstance(raw, str) else raw,
-            call_id=output.call_id,
-            input_text=output.raw_input if isinstance(output.raw_input, str) else None,
-            output_text=raw if isinstance(raw, str) else None,
-        )
-        occurred[identity] += 1
-        records.append(record)
+    for pair in pairs:
+        key = pair.content_key()
+        records.append(pair.record(derive_trace_id(session_id, key, occurred[key]), step))
+        occurred[key] += 1
     return records
 
 
