@@ -10,6 +10,7 @@ import pytest
 from tests.blocks import rounds as blocks
 from tests.blocks import user as said
 from tests.chats import call, result, rounds, say, system, user
+from tests.examples import first_short
 from tests.service.caching import Cached
 from tests.service.processes import until
 from tests.service.proxied import RawUpstream, chunked, post, scripted, whole
@@ -94,7 +95,7 @@ class Hidden(Cached):
         return replace(super().__call__(body), cached=(0, 0))
 
 
-@pytest.mark.parametrize("api", ["chat", "messages"])
+@pytest.mark.parametrize("api", first_short(["chat", "messages"]))
 def test_a_listed_cache_that_is_hidden_costs_hardly_more_than_no_memory(tmp_path, api):
     """A provider may have no cache either: folds come as often as is allowed if it has one."""
     model, upstream, alone = {"chat": "gpt-5", "messages": "claude-sonnet-4-5"}[api], Hidden(), Hidden()
@@ -295,8 +296,15 @@ def test_without_marks_nothing_is_cached_on_the_messages_api(tmp_path, markers, 
         assert sum(changes(done)[-20:]) >= 18
 
 
-@pytest.mark.parametrize("minimum", [0, 4_096])
-@pytest.mark.parametrize("pauses", [False, True])
+@pytest.mark.parametrize(
+    ("pauses", "minimum"),
+    [
+        (True, 4_096),
+        (False, 0),
+        pytest.param(True, 0, marks=pytest.mark.long),
+        pytest.param(False, 4_096, marks=pytest.mark.long),
+    ],
+)
 def test_marks_of_memory_cost_hardly_more_than_no_memory_at_any_request(tmp_path, pauses, minimum):
     """Nothing is cached without them, and what is written is dearer than what is not."""
     model, upstream, alone = "claude-sonnet-4-5", Cached(minimum=minimum), Cached()
@@ -446,7 +454,7 @@ def stored_of(folder):
     return until(sums)
 
 
-@pytest.mark.parametrize("api", ["chat", "messages"])
+@pytest.mark.parametrize("api", first_short(["messages", "chat"]))
 def test_what_the_provider_counts_is_known_to_every_service_on_the_bank(tmp_path, api):
     """Two take the requests by turns, and one of them begins anew each time: the contexts are those of one alone."""
     model, path, of, size, new = {

@@ -92,8 +92,14 @@ def test_with_pass_a_request_for_a_summary_is_not_touched_and_recorded(tmp_path,
             assert state.fact_store.size() == 12
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("api", "last"), TEXTS)
+@pytest.mark.parametrize(
+    ("api", "last", "stream"),
+    [
+        pytest.param(*text, stream, marks=[] if stream == bool(n % 2) else pytest.mark.long)
+        for n, text in enumerate(TEXTS)
+        for stream in (False, True)
+    ],
+)
 def test_assist_adds_what_a_summary_lacks_after_its_text(tmp_path, api, last, stream):
     said = "The agent reads orders. " + OUTPUTS[3]
     with scripted(lambda _: say(said), tmp_path, strict=False) as (server, p):
@@ -125,14 +131,18 @@ def test_what_nothing_saved_pays_for_is_not_added(tmp_path, api, last):
         assert server.requests[0].body[key_of(api)][: len(body[key_of(api)]) - 1] == body[key_of(api)][:-1]
 
 
-@pytest.mark.parametrize("knows", [True, False])
+ITEMS = [
+    ("responses", TRIGGER, PATHS["responses"], {}),
+    ("responses", None, COMPACT, {}),
+    ("messages", None, PATHS["messages"], {"compaction": {"type": "summarize"}}),
+]
+
+
 @pytest.mark.parametrize(
-    ("api", "last", "path", "members"),
+    ("api", "last", "path", "members", "knows"),
     [
-        *((api, last, PATHS[api], {}) for api, last in TEXTS),
-        ("responses", TRIGGER, PATHS["responses"], {}),
-        ("responses", None, COMPACT, {}),
-        ("messages", None, PATHS["messages"], {"compaction": {"type": "summarize"}}),
+        *((api, last, PATHS[api], {}, True) for api, last in TEXTS),
+        *((*item, knows) for item in ITEMS for knows in (True, False)),
     ],
 )
 def test_a_summary_is_made_of_the_context_where_the_whole_costs_more_than_was_saved(
@@ -144,7 +154,7 @@ def test_a_summary_is_made_of_the_context_where_the_whole_costs_more_than_was_sa
     asks = [False]
 
     def model(body):
-        if asks[0] and by_item and not knows:
+        if asks[0] and not knows:
             return fail(404, "no such route")
         messages = [json.dumps({**m, "content": str(m.get("content"))}) for m in body[key]]
         known = sum(map(len, messages[: common_length(latest, messages)])) // 4
@@ -165,7 +175,7 @@ def test_a_summary_is_made_of_the_context_where_the_whole_costs_more_than_was_sa
         body = asking(api, last, [*outputs, *["ok"] * 3], **members)
         came = post(p.port, path, body, SESSION)
         assert came.status == 200
-        if knows or not by_item:
+        if knows:
             assert came.header(b"x-memory-status") == b"rebuilt"
             told = b"compaction request" + (b"" if by_item else b", completed by memory")
             assert came.header(b"x-memory-reason") == told

@@ -274,7 +274,9 @@ COMPACTED = {
                  ["What did we do so far?", chats.say("In short: all."), "Continue if you have next steps."]),
     "header": (HEADER, "Sum up what you did.", ["In short: all."]),
 }  # fmt: skip
-each_compaction = pytest.mark.parametrize(("way", "prompt", "after"), COMPACTED.values(), ids=COMPACTED)
+each_compaction = in_turn(
+    "way, prompt, after", [pytest.param(*values, id=name) for name, values in COMPACTED.items()], 2
+)
 
 
 @each_compaction

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import openai
 import pytest
+from tests.examples import first_short
 from tests.service.proxied import scripted
 from tests.service.tasks import get_order
 from tests.transcript.test_textcalls import FORMS, START
@@ -16,7 +17,7 @@ from memory_bank.service.proxy.rebuild import UNSEEN
 STEPS = 25
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", first_short(FORMS))
 def test_the_history_shrinks_and_stays_text_with_alternating_roles(form, tmp_path):
     messages = list(START)
     with scripted(lambda _: "so it is", tmp_path) as (server, p):
