@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -39,6 +39,15 @@ from memory_bank.transcript.tokens import MEDIA_TOKENS
 
 PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
 MODELS = {"chat": "gpt-5", "responses": "gpt-5", "messages": "claude-sonnet-4-5"}
+MARKS: dict[str, Sequence[str]] = {
+    "none": (),
+    "tools": ("tools",),
+    "system": ("system",),
+    "head": ("tools", "system"),
+    "task": ("system", "task"),
+    "before": ("system", "before"),
+}
+"""Where clients may mark a request of the Messages API in the place of the system prompt and the end."""
 CHEAP = {"chat": "gpt-5-mini", "responses": "gpt-5-mini", "messages": "claude-haiku-4-5"}
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 FILE = "data:text/plain;base64,YWJj"
@@ -689,12 +698,22 @@ def status_of(request: urllib.request.Request) -> int:
         return e.code
 
 
-def remove_marks(value: Any) -> None:
-    """Take all cache marks out of a body."""
-    if isinstance(value, dict):
-        value.pop("cache_control", None)
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        remove_marks(part)
+def marked(value: Any, mark: Mapping[str, Any], places: Sequence[str]) -> Any:
+    """A body with no cache marks but at some places."""
+
+    def bare(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {k: bare(v) for k, v in part.items() if k != "cache_control"}
+        return [*map(bare, part)] if isinstance(part, list) else part
+
+    body = bare(value)
+    messages = body["messages"]
+    task = messages[:1][-1]["content"]
+    before = next((m["content"] for m in messages[-3::-2]), task)  # where a request of an agent ended
+    ends = {"tools": body["tools"], "system": body["system"], "task": task, "before": before}
+    for place in places:
+        ends[place][-1]["cache_control"] = mark
+    return body
 
 
 def run(shape: Shape, memory: bool, options: Any) -> Run:
@@ -719,8 +738,9 @@ def run(shape: Shape, memory: bool, options: Any) -> Run:
             model.api, known = asked.api, len(model.came)
             if options.stream:
                 asked.body["stream"] = True
-            if options.unmarked:
-                remove_marks(asked.body)
+            if asked.api == "messages" and options.marks != "own":
+                mark = asked.body["system"][-1]["cache_control"]
+                asked = replace(asked, body=marked(asked.body, mark, MARKS[options.marks]))
             headers = {"content-type": "application/json", "authorization": "Bearer sk-1", **asked.headers}
             data = json.dumps(asked.body).encode()
             request = urllib.request.Request(url + PATHS[asked.api], data, headers)
@@ -761,7 +781,7 @@ def main() -> int:
         "--stream", action="store_true", help="chats do not ask for the usage of their streams"
     )
     parser.add_argument(
-        "--unmarked", action="store_true", help="clients of the Messages API set no cache marks"
+        "--marks", default="own", choices=("own", *MARKS), help="what clients of the Messages API mark"
     )
     parser.add_argument("--fetch", type=int, default=0, help="the model asks memory at each so many requests")
     parser.add_argument("--model", help="of chats and responses")

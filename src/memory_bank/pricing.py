@@ -10,7 +10,7 @@ import threading
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from operator import attrgetter
@@ -215,9 +215,11 @@ class Charge:
 
     ``standing``: tokens of the context that the one before had, too, 0 where no cache has them; ``is_longer``: it
     begins with that whole one. ``counts``: tokens of the request as memory and as the provider count them, (0, 0)
-    until that is known; ``before``: those of the request before, None where its answer said nothing. ``bare``: no
-    cache would have anything of the full history, as nobody else marks it. ``cache_marks``: after how many messages
-    of the context memory marks it, and after how many that are cached; None: as any other.
+    until that is known; ``before``: those of the request before, None where its answer said nothing. ``bare``: a
+    cache would have nothing of the full history behind the client's marks; by how many tokens more of the context
+    is marked, and how many more are cached, infinite where the client marks nothing. None where memory's marks count
+    as the client's. ``cache_marks``: after how many messages of the context memory marks it, and after how many that
+    are cached; None: as any other.
     """
 
     paid: float
@@ -226,7 +228,7 @@ class Charge:
     is_longer: bool = False
     counts: tuple[int, int] = (0, 0)
     before: tuple[int, int] | None = None
-    bare: bool = False
+    bare: tuple[float, float] | None = None
     cache_marks: tuple[int, int] | None = None
 
 
@@ -255,13 +257,14 @@ class Ledger:
     not happened since the last fold. A bank keeps all this with the session: ``take`` returns what was added since it
     was asked last. ``beside``: tokens that are sent beside the messages with memory and without, such as the
     client's tools; ``added``: those that memory adds there. ``unmarked``: a digest of what stands before the
-    messages, where nothing is cached but by memory's marks. Where these are not at the end of a step's context,
-    ``sent`` ends with them, and ``came`` is empty.
+    messages, where the client marks no more than a ``head`` of its request: 0 nothing, 1 the tools, else so many
+    messages less one. ``sent`` begins with it then; where memory's marks are not at the end of a step's context,
+    ``sent`` ends with the last mark, and ``came`` with the client's.
     """
 
     def __init__(self, added: int = 0) -> None:
         self.paid = self.full = 0.0
-        self.beside, self.added, self.unmarked = 0, added, b""
+        self.beside, self.added, self.unmarked, self.head = 0, added, b"", 0
         self.sent: Sequence[bytes] = ()
         self.came: Sequence[bytes] = ()
         self.before: tuple[Sequence[bytes], Sequence[bytes]] = (), ()
@@ -278,45 +281,52 @@ class Ledger:
             self._shared = self.came, digests, len(digests), common_length(self.came, digests)
         return self._shared[3]
 
-    def step(self, ratios: Ratios, tokens: int, shared: int, full: int, known: int) -> Charge:
+    def step(
+        self, ratios: Ratios, tokens: int, shared: int, full: int, known: int, marked: int = 0
+    ) -> Charge:
         """The cost of a step with ``tokens`` of messages, of which ``shared`` begin the context before, too.
 
-        ``full``: tokens of all messages; ``known`` of them were there one step before.
+        ``full``: tokens of all messages; ``known`` of them were there one step before; the client marks ``marked``.
         """
         own, whole = self.beside + self.added, self.beside + full
-        if not self.sent:
-            charge = Charge(ratios.price(own + tokens, 0), ratios.price(whole, 0))
-        else:
-            charge = Charge(
-                ratios.price(own + tokens, own + shared), ratios.price(whole, self.beside + known)
-            )
-        if self.unmarked and (not (self.sent and self.came) or charge.full > whole):
-            charge.bare, charge.full = True, whole
+        has_cache = self.sent and (self.came or self.head or not self.unmarked)
+        cached = self.beside + known if has_cache else 0
+        charge = Charge(
+            ratios.price(own + tokens, own + shared if self.sent else 0), ratios.price(whole, cached)
+        )
+        if self.unmarked:
+            head = cached_tokens(self.beside + marked) if self.head else 0
+            bare = whole - head + ratios.price(head, cached)
+            if charge.full > bare:
+                charge.bare, charge.full = (head, min(head, cached)), bare
         return charge
 
     def mark_cache(
-        self, charge: Charge, cache: PrefixCache, tokens: int, sizes: Sequence[int], shared: int
+        self, charge: Charge, cache: PrefixCache, sizes: Sequence[int], shared: int, head: int
     ) -> int:
-        """How many messages of a step's context memory may mark so that the run is hardly dearer; that is charged.
+        """How much of a step's context memory may mark so that the run is hardly dearer; that is charged.
 
-        ``sizes``: the tokens before each message of the context, and of them all; ``shared`` messages are cached.
+        Of tools and messages ``shared`` are cached, the client marks ``head``; ``sizes``: the tokens before each.
         """
-        own, ratios, models = self.beside + self.added, cache.ratios, {*cache.asked, cache.key}
+        ratios, models = cache.ratios, {*cache.asked, cache.key}
         # tokens of other models may be cheaper
         most = min(self.saved, self.saved / len(models)) + (1 + EXCESS) * charge.full
-        cached = cached_tokens(own + sizes[shared]) if shared else 0
+        cached = cached_tokens(sizes[shared])
         at = shared if cached else 0
+        least = max(at, head if cached_tokens(sizes[head]) else 0)
 
         def price(n: int) -> float:
-            end = own + sizes[n] if n else 0
-            return own + tokens - end + cached * ratios.read + (end - cached) * ratios.write
+            return sizes[-1] - sizes[n] + cached * ratios.read + (sizes[n] - cached) * ratios.write
 
-        kept = (n for n in range(len(sizes) - 1, at, -1) if own + sizes[n] >= CACHE_MINIMUM)
-        marked = next((n for n in kept if price(n) <= max(most, price(at))), at)
-        if marked < len(sizes) - 1:
+        kept = (n for n in range(len(sizes) - 1, max(least, 1), -1) if sizes[n] >= CACHE_MINIMUM)
+        marked = next((n for n in kept if price(n) <= max(most, price(least))), least)
+        if is_part := marked < len(sizes) - 1:
             charge.paid = price(marked)
-        if marked < len(sizes) - 1 or not self.came:
-            charge.cache_marks = marked, at
+        if is_part or charge.bare:
+            charge.cache_marks = max(0, marked - 1), max(0, at - 1)
+        if charge.bare:
+            end, known = charge.bare if charge.bare[0] else (-math.inf, -math.inf)
+            charge.bare = sizes[marked] - end, cached - known
         return marked
 
     @property
@@ -353,7 +363,7 @@ class Ledger:
         ``by_marks``: the API caches at marks alone, else reports zeros; ``tells``: the answer tells of a cache.
         """
         has_cache = sent.cached + sent.written > 0
-        caches, tokens, ratio, full, bare = has_cache if by_marks else tells, counts.sent, None, sent, False
+        caches, tokens, ratio, full, bare = has_cache if by_marks else tells, counts.sent, None, sent, None
         if charge is not None:
             bare, own = charge.bare, tokens - counts.context  # of memory's tools, or of another request
             whole, plain = 0 <= own <= MOST_TOOLS, counts.is_full and 20 * (own + counts.beside) <= tokens
@@ -362,9 +372,15 @@ class Ledger:
                 tools = sent.input / ratio - (counts.context - counts.beside)
                 own = round(min(3 * own, max(own / 5, tools * own / (own + counts.beside))))
                 tokens = counts.context + own
-        if bare or not counts.is_full or tokens != counts.full:  # also a full history that no cache had
+        if bare or not counts.is_full or tokens != counts.full:  # also one that no cache had
             caches = caches and not bare
             full = full_usage(sent, tokens, counts.full, counts.known, caches=caches, ratio=ratio)
+        if bare and ratio:  # what the client marks
+            marked = min(full.input, int(max(0, sent.cached + sent.written - ratio * bare[0])))
+            cached = min(marked, int(max(0, sent.cached - ratio * bare[1])))
+            written = marked - cached
+            hour = min(written, sent.written_hour)
+            full = replace(full, cached=cached, written=written, written_hour=hour)
         if charge is not None and ratio and (by_marks or tells):
             if has_cache or bare or not cache.is_listed:
                 self.settle(charge, cache.ratios.of(sent) / ratio, cache.ratios.of(full) / ratio)

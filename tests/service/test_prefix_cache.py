@@ -296,34 +296,44 @@ def test_without_marks_nothing_is_cached_on_the_messages_api(tmp_path, markers, 
         assert sum(changes(done)[-20:]) >= 18
 
 
+@pytest.mark.parametrize("pauses", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("pauses", "minimum"),
-    [
-        (True, 4_096),
-        (False, 0),
-        pytest.param(True, 0, marks=pytest.mark.long),
-        pytest.param(False, 4_096, marks=pytest.mark.long),
-    ],
+    ("own", "minimum"),
+    [((), 4_096), ((), 0), *((own, 0) for own in (("tools",), ("system",), ("system", "messages")))],
 )
-def test_marks_of_memory_cost_hardly_more_than_no_memory_at_any_request(tmp_path, pauses, minimum):
-    """Nothing is cached without them, and what is written is dearer than what is not."""
-    model, upstream, alone = "claude-sonnet-4-5", Cached(minimum=minimum), Cached()
+def test_marks_of_memory_cost_hardly_more_than_no_memory_at_any_request(tmp_path, own, pauses, minimum):
+    """Nothing is cached without them but what the client marks, and what is written is dearer than what is not."""
+    tool = {"name": "look", "description": "It looks. " * 2_000, "input_schema": {"type": "object"}}
+    head = (
+        {"tools": [tool], "system": [{"type": "text", "text": "You check orders. " * 1_000}]} if own else {}
+    )
+    model, upstream, alone = "claude-sonnet-4-5", Cached(minimum=minimum), Cached(minimum=minimum)
     with served(upstream, tmp_path) as (server, p):
         marked = []
         for n in range(1, 31):
-            task = [said("Check the orders."), *blocks(n, size=3_000)]
+            task = [
+                {"role": "user", "content": [{"type": "text", "text": "Check."}]},
+                *blocks(n, size=3_000),
+            ]
+            body = json.loads(json.dumps({**head, "max_tokens": 9, "messages": task}))
+            for place in own:  # of the messages the one before the last turn
+                blocks_of = body[place][-3]["content"] if place == "messages" else body[place]
+                blocks_of[-1]["cache_control"] = {"type": "ephemeral"}
             if pauses and n > 8 and n % 2:  # the provider has forgotten what it was sent
                 upstream.kept.clear()
+                alone.kept.clear()
                 paused(p, "a", 301)
-            step(p, task, model=model, path="/v1/messages", max_tokens=9)
-            alone({"messages": task, "max_tokens": 9})
+            alone(body)
+            messages = body.pop("messages")
+            step(p, messages, model=model, path="/v1/messages", **body)
             assert upstream.paid(model)[1] <= 1.05 * alone.paid(model)[1], n
             marked.append("cache_control" in json.dumps(server.requests[-1].body["messages"][-1]))
-    assert alone.usages[-1].cached == 0
-    assert not any(marked[:3])
+    assert (alone.usages[-1].cached > 0) == bool(own)
+    if not own:
+        assert not any(marked[:3])
     if not pauses:
         assert all(marked[12:])
-        assert upstream.paid(model)[1] < 0.4 * alone.paid(model)[1]
+        assert upstream.paid(model)[1] < 0.9 * alone.paid(model)[1]
 
 
 def test_the_answer_is_not_kept_waiting_by_a_step_of_the_session(tmp_path):

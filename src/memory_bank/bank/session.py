@@ -142,7 +142,7 @@ class Session(Closing):
         self.transcript.reset()
         self._caches.clear()
         kept, self.ledger = self.ledger, Ledger(self.ledger.added)
-        self.ledger.beside, self.ledger.unmarked = kept.beside, kept.unmarked
+        self.ledger.beside, self.ledger.unmarked, self.ledger.head = kept.beside, kept.unmarked, kept.head
         self.over_budget_logged = False
         self.rules_logged.clear()
 

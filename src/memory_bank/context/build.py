@@ -144,24 +144,38 @@ def charge_step(context: Context, session: Session) -> None:
     came, sizes = sent, view.tokens_before
     if not same_objects(context, view.messages):
         sent, sizes = _measured(context, session)
+    cache, beside = session.prefix_cache, ledger.beside + ledger.added
+    known, first, marked = beginnings(view, ledger)
     if ledger.unmarked:
-        sent = [digest_of((ledger.unmarked, sent[:1])), *sent[1:]]
-        if not (session.prefix_cache.holds and ledger.sent[:1] == sent[:1]):
+        sizes = [0, *(beside + n for n in sizes[: len(sent) + 1])]
+        sizes[1] -= ledger.added if ledger.head == 1 else 0  # memory's tools stand behind the client's
+        sent = [ledger.unmarked, *sent]
+        begin = min(ledger.head or 2, 1 + first)
+        if not (cache.holds and ledger.sent[:begin] == sent[:begin]):
             ledger.sent = ()
     length = common_length(ledger.sent, sent)
-    known = known_tokens(view, ledger)
-    charge = ledger.step(session.prefix_cache.ratios, plan.tokens, sizes[length], plan.full_tokens, known)
-    charge.standing, charge.is_longer = sizes[length], 0 < length == len(ledger.sent)
+    standing = max(0, sizes[length] - beside) if ledger.unmarked else sizes[length]
+    of_full = view.tokens_before[known], view.tokens_before[marked]
+    charge = ledger.step(cache.ratios, plan.tokens, standing, plan.full_tokens, *of_full)
+    charge.standing, charge.is_longer = standing, 0 < length == len(ledger.sent)
     if ledger.unmarked:
-        marked = ledger.mark_cache(charge, session.prefix_cache, plan.tokens, sizes[: len(sent) + 1], length)
-        if marked < len(sent):
-            sent, came = sent[:marked], ()
+        head = ledger.head
+        if not same_objects(context, view.messages):  # the client's marks stand where its messages do
+            places = (n for n, (p, _) in enumerate(context.entries, 2) if p is not None and p < head - 1)
+            head = max(places, default=min(head, 1))
+        end = ledger.mark_cache(charge, cache, sizes, length, head)
+        if end < len(sent) or ledger.head > begin:
+            sent, came = sent[:end], view.digests[:marked]
     session.charge(charge, sent, came)
 
 
-def known_tokens(view: View, ledger: Ledger) -> int:
-    """The tokens of the messages with which the list begins as at the step before."""
-    return view.tokens_before[min(ledger.shared_with(view.digests), len(view.messages))]
+def beginnings(view: View, ledger: Ledger) -> tuple[int, int, int]:
+    """How many messages the list has of the step before, how many stand before its first interaction.
+
+    And how many the client marks, where that is a head of them, else 0.
+    """
+    count, first = len(view.messages), view.interactions[0].start if view.interactions else view.tail_start
+    return min(ledger.shared_with(view.digests), count), first, min(max(0, ledger.head - 1), count)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from math import sqrt
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
-from memory_bank.context.build import known_tokens
+from memory_bank.context.build import beginnings
 from memory_bank.pricing import EXCESS, Charge, Ratios
 from memory_bank.transcript.transcript import View
 
@@ -49,9 +49,9 @@ def price_fold(
 
 def _step(view: View, session: MemoryBankState, tokens: int) -> Charge:
     """The cost of a step with so many tokens of messages of which a cache has the head at most."""
-    ledger, known = session.ledger, known_tokens(view, session.ledger)
-    head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
-    return ledger.step(session.prefix_cache.ratios, tokens, min(head, known), view.full_tokens, known)
+    known, first, marked = (view.tokens_before[n] for n in beginnings(view, session.ledger))
+    ratios, shared = session.prefix_cache.ratios, min(first, known)
+    return session.ledger.step(ratios, tokens, shared, view.full_tokens, known, marked)
 
 
 def charge_whole(view: View, session: MemoryBankState, *, anyway: bool = False) -> bool:

@@ -111,18 +111,18 @@ class ProxiedRequest:
     ``history``: what they were read of; tokens are then those of the context as it is written for it. ``beside``:
     what is sent besides them, such as the client's tools; it counts for the context and for the full history.
     ``added``: what memory itself adds there, such as its tools. ``cached_for``: seconds for which the request asks
-    the provider to keep its prefix. ``is_unmarked``: nothing of it is cached but by memory's marks. ``project``: that
-    the request names, else its first prompts do, and its user agent ``client``, for a session that has none yet; of
-    ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the context is sent, asked once it is
-    built; else no step is recorded or charged. ``lineage`` is stored with what is new, if it returns True; else
-    nothing is.
+    the provider to keep its prefix. ``marked``: as ``Dialect.marked_head`` has it, None also where memory adds no
+    marks. ``project``: that the request names, else its first prompts do, and its user agent ``client``, for a
+    session that has none yet; of ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the
+    context is sent, asked once it is built; else no step is recorded or charged. ``lineage`` is stored with what is
+    new, if it returns True; else nothing is.
     """
 
     history: RequestHistory | None = None
     beside: str = ""
     added: str = ""
     cached_for: int = 0
-    is_unmarked: bool = False
+    marked: int | None = None
     project: str | None = None
     client: str = ""
     sends: Callable[[], bool] = lambda: True
@@ -256,7 +256,8 @@ class Sessions:
                 counter = state.counter if state.is_prepared else open_counter()
                 state.ledger.added = count_once(counter.count_text, request.added)
                 state.ledger.beside = count_once(counter.count_text, beside) if beside else 0
-                state.ledger.unmarked = digest_of((beside, request.added)) if request.is_unmarked else b""
+                state.ledger.unmarked = b"" if request.marked is None else digest_of((beside, request.added))
+                state.ledger.head = request.marked or 0
                 if isinstance(state, MemoryBankState):
                     state.lineage = lineage and partial(_go_on, lineage)
                 elif lineage is not None:

@@ -29,6 +29,8 @@ Block = dict[str, Any]
 THINKING = frozenset({"thinking", "redacted_thinking"})
 CACHE_MARK = "cache_control"
 MOST_CACHE_MARKS = 4
+LOOKBACK = 19
+"""Blocks before a mark in which a provider looks for an earlier one, at least."""
 
 _ROLES = ("user", "assistant", "system")
 _USER_BLOCKS = frozenset({"text", "image", "document", "search_result"})
@@ -505,6 +507,23 @@ def cache_marks_beside(request: Mapping[str, Any]) -> int:
     return cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
 
 
+def marked_head(
+    request: Mapping[str, Any], counts: Sequence[int], places: Sequence[Sequence[PartPlace]]
+) -> int | None:
+    """How much of a request the cache marks keep: 0 nothing, 1 the tools, else so many chat messages less one.
+
+    None where they keep its last turn. ``counts``: the marks of each message, ``places``: of each chat message.
+    """
+    if request.get(CACHE_MARK) is not None or any(counts[_last_turn(request["messages"]) :]):
+        return None
+    if any(counts):
+        last = max(i for i, count in enumerate(counts) if count)
+        return 1 + sum(not of or of[0].message <= last for of in places)
+    if cache_marks(request.get("system")):
+        return 1 + (not places[0])
+    return int(cache_marks(request.get("tools")) > 0)
+
+
 def with_cache_marks(
     request: Mapping[str, Any],
     messages: Sequence[Any],
@@ -544,6 +563,10 @@ def with_cache_marks(
     late = [] if is_marked or not stands else [_places(messages, every[-1:], -1)]
     early = [_places(messages, every[:last] if stands else (), -1)]
     if ends is not None:
+        since = max(0, len(ends[-1]) - 1) if ends else 0
+        sizes = [sum(len(_numbered(m)) for m in end[since:]) for end in ends]
+        if len(sizes) > 1 and sizes[0] - sizes[1] < LOOKBACK:  # the provider finds the second
+            ends = ends[:1]
         late = [_places(end, step=-1) for end in ends]
         most = next((p for end in ends for p, _ in _places(end, step=-1)), None)
         anchor, early = chain(found for found in anchor if most and found[0] <= most), []

@@ -251,8 +251,11 @@ class Dialect:
         """
         raise NotImplementedError
 
-    def is_unmarked(self, body: Body) -> bool:
-        """Return whether nothing of a request is cached unless memory marks it; of Anthropic's API alone."""
+    def marked_head(self, body: Body) -> int | None:
+        """How much of a request the client's cache marks keep, as in Ledger; of Anthropic's API alone.
+
+        None where it marks the last turn. The request has been read as a history.
+        """
         raise NotImplementedError
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:

@@ -29,9 +29,9 @@ from memory_bank.transcript.anthropic import (
     Thinking,
     answered_turn,
     cache_marks,
-    cache_marks_beside,
     drops_blocks,
     from_anthropic,
+    marked_head,
     thinking_rule,
     with_cache_marks,
     without_thinking,
@@ -131,9 +131,9 @@ class MessagesDialect(Dialect):
         counts = body.memo.of_each("marks", conversation, cache_marks)
         return with_cache_marks(body.value, conversation, counts, stands=stands, ends=ends)
 
-    def is_unmarked(self, body: Body) -> bool:
+    def marked_head(self, body: Body) -> int | None:
         counts = body.memo.of_each("marks that came", body.value[self.key], cache_marks)
-        return not (any(counts) or cache_marks_beside(body.value))
+        return marked_head(body.value, counts, body.memo.chat.places) if body.memo.chat else 0
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         # its choices in the words of the other APIs

@@ -409,9 +409,9 @@ class Rebuilder:
                     beside=beside,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
                     cached_for=cached_for,
-                    is_unmarked=api.provider == "anthropic"
-                    and self._adds_marks(namespace, match.name)
-                    and api.is_unmarked(exchange.body),
+                    marked=api.marked_head(exchange.body)
+                    if api.provider == "anthropic" and self._adds_marks(namespace, match.name)
+                    else None,
                     project=project,
                     client=exchange.client_headers.get("user-agent") or "",
                     sends=sends,
