@@ -22,7 +22,7 @@ from benchmarks.training.train import retrain
 
 from memory_bank import __version__
 from memory_bank.cli.audit import APPROXIMATE, check_files
-from memory_bank.cli.shared import Stopped, answer, one_line, output_file, print_json, progress, table, tell
+from memory_bank.cli.shared import answer, one_line, output_file, print_json, progress, table, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
 
@@ -42,7 +42,7 @@ def bench(args: Namespace) -> int:
                 run_experiment(plan, results, jobs=args.jobs, progress=bar)
         except KeyboardInterrupt:
             kept = f"{len(results.done):,} of {len(plan.units):,} units are kept in {results.path}"
-            raise Stopped(f"stopped: {kept}, the same command continues from there.") from None
+            raise KeyboardInterrupt(f"stopped: {kept}, the same command continues from there.") from None
         finally:
             lines = report_lines(plan, results.done)
             header["runs"] = results.runs
@@ -109,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except MemoryBankError as e:
         tell(str(e))
         return 2 if isinstance(e, ConfigError) else 1
-    except (KeyboardInterrupt, Stopped) as e:
+    except KeyboardInterrupt as e:
         tell(str(e) or "stopped.")
         return 130
 

@@ -19,7 +19,7 @@ from memory_bank.cli.doctor import doctor
 from memory_bank.cli.handoff import handoff
 from memory_bank.cli.observe import observe
 from memory_bank.cli.run import run as run_command
-from memory_bank.cli.shared import Stopped, one_line, tell
+from memory_bank.cli.shared import one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
 # typer has its own copy of click since 0.2x and exports only this subclass of its usage errors
@@ -146,8 +146,8 @@ def _run(args: list[str] | None) -> int:
     except MemoryBankError as e:
         tell(str(e))
         return 2 if isinstance(e, ConfigError) else 1
-    except (KeyboardInterrupt, typer.Abort, Stopped) as e:
-        tell(str(e) if isinstance(e, Stopped) else "stopped.")
+    except (KeyboardInterrupt, typer.Abort):
+        tell("stopped.")
         return 130
     except SystemExit as e:  # how typer answers a broken pipe
         return _stopped_by(e.__context__) if isinstance(e.__context__, OSError) else int(e.code or 0)

@@ -36,10 +36,6 @@ _ODD, _PLAIN = re.compile(r"[^\n\t\x20-\x7e]"), re.compile(r"(?:[!-~]+(?: [!-~]+
 EMBEDDER = typer.Option(None, "--embedding-model", help="Default: the embedder the bank was built with.")
 
 
-class Stopped(Exception):
-    """Ctrl-C, with one sentence that says what is kept."""
-
-
 # -- the bank
 
 
