@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests import blocks, items
 from tests.chats import call, result, rounds, say, system, user
-from tests.examples import first_short
 
 from memory_bank import Memory, MemoryBankState
 from memory_bank.context import gate
@@ -306,9 +305,17 @@ NOTHING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", NOTHING)
-@pytest.mark.parametrize("every", first_short([3, 1]))
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "every", "parallel"),
+    [
+        pytest.param(
+            kind, every, parallel, marks=[] if (every, parallel) == (3, n % 2 == 1) else pytest.mark.long
+        )
+        for n, kind in enumerate(NOTHING)
+        for every in (3, 1)
+        for parallel in (False, True)
+    ],
+)
 def test_a_call_without_arguments_is_a_call(kind: str, every: int, parallel: bool) -> None:
     messages: list[Any] = [user()]
     with Memory(config={"memory_strategies": {"m": FOLDING}, "default_strategy": "m"}) as memory:

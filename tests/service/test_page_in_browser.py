@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 import time
 import urllib.error
@@ -19,7 +18,6 @@ import sqlalchemy as sa
 from tests.bank.test_steps import a_step
 from tests.browser import Browser, eventually, why_not
 from tests.chats import call, result, rounds, system, user
-from tests.cli.conftest import COMMAND, environment
 from tests.contracts.stores import let_wait
 from tests.pictures import take_picture
 from tests.service.processes import FOLDING, serve
@@ -31,6 +29,7 @@ from tests.service.test_strategy_that_cannot_work import SECRET, failing_memory
 
 from memory_bank.bank import schema
 from memory_bank.bank.database import Database
+from memory_bank.bank.keys import Keys
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config
@@ -1695,13 +1694,9 @@ def test_an_answer_of_many_megabytes_is_left_where_it_is(opened, service):
 @pytest.mark.short
 def test_a_service_with_keys_asks_for_one_and_keeps_it_in_the_tab(browser, tmp_path):
     bank = tmp_path / "bank.db"
-    keys = [
-        subprocess.run(
-            [*COMMAND, "keys", "create", name, "--db", bank],
-            env=environment(), capture_output=True, text=True, check=True, timeout=60,
-        ).stdout.strip()
-        for name in ("mine", "theirs")
-    ]  # fmt: skip
+    database = Database(bank)
+    keys = [Keys(database).create(name)[1] for name in ("mine", "theirs")]
+    database.close()
     with serve("--db", bank) as process:
         for name, key in zip(("mine", "theirs"), keys, strict=True):
             path = f"/v1/sessions/{name}/context"

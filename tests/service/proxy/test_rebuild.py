@@ -202,7 +202,10 @@ def test_one_who_leaves_while_others_wait_for_a_thread(configured):
     memory = Rebuilder(sessions, Identity(database), 30)
 
     async def run():
-        waiting = [asyncio.create_task(asked(memory, 12, **{"x-memory-session": f"s{n}"})) for n in range(40)]
+        waiting = [
+            asyncio.create_task(asked(memory, 12, **{"x-memory-session": f"s{n}"}))
+            for n in range(3 * THREADS)
+        ]
         await asyncio.sleep(0)
         for task in waiting[::2]:
             task.cancel()
