@@ -20,6 +20,7 @@ import pytest
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import metadata, schema_version
+from tests.ports import free_port
 
 MIGRATED = "migrated"  # an empty bank, from which others are copied
 
@@ -168,12 +169,6 @@ def program(name: str) -> str:
     """The path of a program that Debian has in a package of its name, or of the one that NAME names; else skips the test."""
     found = os.environ.get(name.upper()) or shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
     return found or pytest.skip(f"there is no {name} here: install it, or name one by {name.upper()}")
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

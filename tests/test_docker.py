@@ -16,7 +16,8 @@ import pytest
 
 from memory_bank.config import Config, load_config
 from tests.cli.conftest import COMMAND, environment
-from tests.postgres import free_port, program
+from tests.ports import free_port
+from tests.postgres import program
 from tests.service.processes import Process, serve, until
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ import pytest
 from memory_bank.cli.demo import demo
 from memory_bank.config import load_config
 from memory_bank.testing import ScriptedServer, call, calls, say
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -205,9 +205,7 @@ def test_the_proxy_of_the_pages(model, folder):
     lines = {tuple(" ".join(shlex.split(line, comments=True)) for line in s.splitlines()) for s in shown}
     assert len(lines) == 1, "the pages give different commands"
     assert len(next(iter(lines))) == 3
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     (folder / "my_agent.py").write_text(f"TOOLS, ORDERS = {TOOLS!r}, {ORDERS!r}\n{AGENT}")
     out, _ = run_commands(
         shown.pop().replace("8767", port), folder, OPENAI_API_KEY="x", OPENAI_BASE_URL=model.base_url,
@@ -325,9 +323,7 @@ def test_the_readme_in_an_empty_environment(model, tmp_path):
     commands = [b.commands() for b in page if b.language == "console"]
     (copy / "bin" / "claude").write_text("#!/bin/sh\n")
     (copy / "bin" / "claude").chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     out, _ = run_commands(
         "\n".join([*commands, "memory-bank bank sessions --json", f"OPENAI_BASE_URL={model.base_url} python library.py"])
         .replace("8767", port),

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("mcp", reason="needs the extra mcp")
 import anyio
 from mcp import MCPError
+from tests.examples import first_short
 from tests.service.mcp_clients import EVIL, ROOT, command, connected, fill, text_of
 
 from memory_bank.bank.database import Database
@@ -46,7 +47,7 @@ def file(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", first_short(["auto", "legacy"]))
 def test_a_client_works_with_it(file, mode):
     async def main():
         async with connected(command("--db", str(file), "--session", "main"), mode) as client:

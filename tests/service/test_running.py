@@ -6,7 +6,6 @@ import http.client
 import json
 import logging
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.cli.conftest import COMMAND, cli, environment  # noqa: F401
 from tests.examples import first_short
+from tests.ports import free_port
 from tests.service.processes import Process, serve, start, until
 from tests.service.proxied import Held
 
@@ -90,11 +90,6 @@ def test_what_the_environment_names_is_one_sentence_with_any_workers(
     assert len(started.lines) == 1
     assert says in started.log
     assert not (tmp_path / "b.db").exists()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return int(s.getsockname()[1])
 
 
 @pytest.fixture

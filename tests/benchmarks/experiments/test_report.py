@@ -90,6 +90,7 @@ def test_the_page_loads_nothing_and_says_what_made_it(report):
     assert {href[1:] for href in page.links("#")} <= set(ids)
 
 
+@pytest.mark.long
 def test_a_browser_shows_the_plot_every_row_and_a_case(report, tmp_path):
     if CHROMIUM is None:
         pytest.skip("there is no chromium here")

@@ -14,6 +14,7 @@ from dataclasses import astuple
 import openai
 import pytest
 import sqlalchemy as sa
+from tests.ports import free_port
 from tests.postgres import Relay
 from tests.service.processes import until
 from tests.service.proxied import (
@@ -143,8 +144,7 @@ def test_an_upstream_that_does_not_answer(tmp_path, answer):
 
 
 def test_an_upstream_that_is_down_and_up_again(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     with proxied(f"http://127.0.0.1:{port}/v1", tmp_path / "bank.db", strategy="folding") as p:
         came = post(p.port, CHAT, LONGER, NAMED)
         assert came.status == 502
