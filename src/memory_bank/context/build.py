@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from memory_bank.bank.session import Session
@@ -128,13 +129,12 @@ def choice_tokens(view: View, choice: Choice) -> int:
 
 def _edited_tokens(view: View, choice: Choice) -> int:
     """The tokens of the messages in another form, less those of them that are counted otherwise."""
-    counted = {*view.kept, *(p for e in choice.whole for p in range(e.start, e.stop))}
-    tokens = 0
-    for position, edit in choice.edits.items():
-        tokens += edit.tokens
-        if choice.keep_all or position in counted or position >= view.tail_start:
-            tokens -= view.tokens_between(position, position + 1)
-    return tokens
+    shown = chain(
+        view.kept, *(range(e.start, e.stop) for e in choice.whole), range(view.tail_start, len(view.messages))
+    )
+    counted = choice.edits if choice.keep_all else choice.edits.keys() & {*shown}
+    tokens = sum(edit.tokens for edit in choice.edits.values())
+    return tokens - sum(view.tokens_between(p, p + 1) for p in counted)
 
 
 def charge_step(context: Context, session: Session) -> None:

@@ -27,10 +27,11 @@ def render(plan: Plan) -> Context:
     changes: dict[int, Change] = {p: edit.change for p, edit in edits.items()}
     if memory is not None and plan.host is not None:
         changes[plan.host] = {ADDED: memory["content"]}
-    entries: list[Entry] = [(p, changes.get(p, {})) for p in first]
+    own: Change = {}
+    entries: list[Entry] = [(p, changes.get(p, own)) for p in first]
     if memory is not None and plan.host is None:
         entries.append((None, dict(memory)))
-    entries += [(p, changes.get(p, {})) for p in rest]
+    entries += [(p, changes.get(p, own)) for p in rest]
     return Context(_written(entries, view.messages, edits), plan, entries)
 
 

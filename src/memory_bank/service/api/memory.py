@@ -16,15 +16,7 @@ from memory_bank.ports import Scope
 from memory_bank.records import InteractionRecord, derive_trace_id
 from memory_bank.service.api.openapi import TRACE_ID, Count, Json, RequestModel, ResponseModel
 from memory_bank.service.api.records import RecordItem, beginning, record_input
-from memory_bank.service.api.requests import (
-    Api,
-    ApiContext,
-    JsonBody,
-    OfProject,
-    SessionName,
-    json_utf8,
-    route,
-)
+from memory_bank.service.api.requests import Api, ApiContext, JsonBody, OfProject, SessionName, route
 from memory_bank.service.proxy.body import render_array
 from memory_bank.service.security.access import LONGEST_NAME
 from memory_bank.tools import search
@@ -215,7 +207,7 @@ def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     plan = step.plan.manifest() if step.plan is not None and query.plan else None
     api.sessions.finish(step)  # so that a search finds what this request has stored
     try:  # messages of the request go out in the bytes in which they came
-        messages: Any = iter([json_utf8(render_array(body, "messages", step.context))])
+        messages: Any = iter([render_array(body, "messages", step.context)])
     except BodyError:  # a new message is nested deeper than the encoder goes
         messages = step.context
     report = step.plan.figures() if step.plan is not None else None

@@ -37,7 +37,7 @@ HEAD = 6
 SEAL, HOUR = "mbc1.", '"1h"'
 """Texts that a body may hold: how ``encrypted_content`` of ours begins, and the lifetime of some cache marks."""
 Span = tuple[int, int]
-Edit = tuple[int, int, str]
+Edit = tuple[int, int, bytes]
 """A part of a text, from its start to its end, and what stands there instead."""
 Elements = tuple[tuple[object, Span], ...]
 """The elements of an array, each with its start and end in the text."""
@@ -244,10 +244,10 @@ def render_body(body: Body, members: Mapping[str, object]) -> bytes:
     Raises BodyError for an element that cannot be written as JSON.
     """
     edits: list[Edit] = []
-    added: list[str] = []
+    added: list[bytes] = []
     for key, new in members.items():
         if not isinstance(new, (list, tuple)):
-            text = json.dumps(new, separators=(",", ":"))
+            text = json.dumps(new, separators=(",", ":")).encode()
         elif key in body.elements and same_objects(body.value[key], new):
             continue
         else:
@@ -255,20 +255,19 @@ def render_body(body: Body, members: Mapping[str, object]) -> bytes:
         if key in body.value:
             edits.append((*body.spans[key][1:], text))
         else:
-            added.append(f"{json.dumps(key)}:{text}")
+            added.append(b"%b:%b" % (json.dumps(key).encode(), text))
     if added:
-        edits.append((body.end, body.end, ("," if body.value else "") + ",".join(added)))
+        edits.append((body.end, body.end, b",".join([b""] * bool(body.value) + added)))
     return _edited(body, edits) if edits else body.data
 
 
 def _edited(body: Body, edits: Iterable[Edit]) -> bytes:
     """The text of a body with parts of it replaced, and without what was removed."""
-    parts: list[str] = []
-    at = 0
+    parts, at = list[bytes](), 0
     for start, end, text in sorted([*edits, *body.removed]):
-        parts += (body.text[at:start], text)
+        parts += (body.text[at:start].encode(), text)
         at = end
-    return "".join([*parts, body.text[at:]]).encode("utf-8")
+    return b"".join([*parts, body.text[at:].encode()])
 
 
 def without_member(body: Body, name: str) -> Body:
@@ -279,7 +278,7 @@ def without_member(body: Body, name: str) -> Body:
     if body.text[start - 1] == "{":  # it is the first: the comma after it goes, too
         at = _skip(body.text, end)
         end = at + 1 if body.text[at] == "," else end
-    body = replace(body, removed=((start, end, ""),))
+    body = replace(body, removed=((start, end, b""),))
     return replace(body, data=_edited(body, ()))
 
 
@@ -291,21 +290,23 @@ def with_members(data: bytes, members: Mapping[str, object]) -> bytes:
         return data
 
 
-def render_array(body: Body, member: str, new: Sequence[object]) -> str:
-    """The text of an array that may replace a member, as ``render_body`` writes it. Raises BodyError."""
+def render_array(body: Body, member: str, new: Sequence[object]) -> bytes:
+    """The bytes of an array that may replace a member, as ``render_body`` writes it. Raises BodyError."""
     elements, text = body.elements.get(member, ()), body.text
     same = shared_length(body.value[member] if elements else (), new)
-    parts = [text[start:end] for _, (start, end) in elements[:same]]
-    places = {id(element): span for element, span in elements}
+    parts = [text[start:end].encode() for _, (start, end) in elements[:same]]
+    places = {id(element): span for element, span in elements[same:]}
     for element in new[same:]:
         if span := places.get(id(element)):
-            parts.append(text[span[0] : span[1]])
+            parts.append(text[span[0] : span[1]].encode())
             continue
         try:
-            parts.append(json.dumps(element, separators=(",", ":")))
+            parts.append(json.dumps(element, separators=(",", ":")).encode())
         except (TypeError, ValueError, RecursionError):
             raise BodyError("an element cannot be written as JSON") from None
-    return f"[{','.join(parts)}]"
+    parts[:1] = [b"[" + part for part in parts[:1]] or [b"["]  # the whole is copied once
+    parts[-1] += b"]"
+    return b",".join(parts)
 
 
 def as_object(value: object) -> JsonObject:
