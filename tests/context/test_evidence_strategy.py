@@ -551,7 +551,7 @@ def test_the_next_items_of_a_list_that_is_worked_off_stay_in_sight(form, order):
     assert folds > 2
 
 
-@pytest.mark.parametrize("form", ["JSON", "table", "lines"])
+@pytest.mark.parametrize("form", first_short(["JSON", "table", "lines"]))
 def test_a_list_whose_items_are_used_in_any_order_stays_in_sight(form):
     """Any item may come next: those whose rows do not fit are named without them, for a bounded part of the budget."""
     ids = [f"ORD-{7919 * n % 99991:05d}{chr(65 + n % 23)}X" for n in range(90)]

@@ -92,7 +92,7 @@ def last_context(messages, wire=list, **options):
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("count", [20, 60, pytest.param(120, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", first_short([20, 60, 120]))
 @pytest.mark.parametrize("layout", first_short(["native", "block"]))
 def test_rules_that_were_read_by_a_tool_stay(wire, count, layout):
     read = [(tool, arguments, f"# Rules\n\n{rule}\n") for tool, arguments, rule in RULES]

@@ -43,7 +43,7 @@ def test_a_step_looks_at_its_new_messages_alone(route):
     looked, database, cache = [], Database(""), MessageCache()
     sessions = Sessions(database, load_config(), redact=lambda m: looked.append(m) or m)
     identity = Identity(database)
-    for calls in range(20, 60):
+    for calls in range(20, 40):
         members = {"messages": react(calls)} if route == "text" else request_of(route, native(calls))
         members |= {"instructions": "Be careful."} if route == "responses" else {"system": "Be careful."}
         body = cache.parse(json.dumps(members).encode(), dialect.key, "tools")
@@ -54,6 +54,6 @@ def test_a_step_looks_at_its_new_messages_alone(route):
         request = ProxiedRequest(history=history)
         sessions.rebuild(None, match.name, history.messages, model="gpt-5", request=request)
         assert calls == 20 or len(looked) - before <= 3
-    assert len(looked) <= len(history.messages) + 40
+    assert len(looked) <= len(history.messages) + 20
     sessions.close()
     database.close()
