@@ -208,11 +208,8 @@ class Plan:
     def _repr_html_(self) -> str:
         return self.as_html()
 
-    @property
-    def edits(self) -> Mapping[int, Edit]:
-        """The edits of the choice that the context has."""
-        return self.choice.unfolded if self.unchanged else self.choice.edits
-
+    edits = property(attrgetter("choice.edits"), doc="The messages that the context has in another form.")
+    fold = property(attrgetter("choice.fold"), doc="The number of its fold; None without one, 0: not stored.")
     query = property(attrgetter("choice.query"), doc='What was searched for; "" where nothing was.')
     budget = property(attrgetter("choice.budget"), doc="The most tokens of the context; None: no limit.")
     model_calls = property(attrgetter("choice.model_calls"), doc="Calls of a model that the choice made.")
@@ -244,11 +241,6 @@ class Plan:
         if interaction.stays:
             return Fate.KEPT, None, f"its pairs are broken ({interaction.fault}): passed through as it came"
         return self.choice.reasons.decide(interaction)
-
-    @property
-    def fold(self) -> int | None:
-        """The number of the fold that the context shows; None without one, 0 where that is not stored."""
-        return None if self.unchanged else self.choice.fold
 
     def fates(self, numbers: Mapping[str, int]) -> dict[str, list[int]]:
         """The numbers of the records of which the context shows something, by fate; ``numbers``: by trace_id.
@@ -320,7 +312,7 @@ class Context(list[Any]):
     def since(self) -> int:
         """The position of the first message whose thinking blocks are kept; 0 where nothing was folded."""
         choice = self.plan.choice
-        if self.plan.unchanged or choice.keep_all:
+        if choice.keep_all:
             return 0
         return self.plan.view.tail_start if choice.since is None else choice.since
 

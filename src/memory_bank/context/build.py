@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -61,7 +61,18 @@ def build_context(
         if stores:
             session.store(view, insights_later=not policy.reads_insights)
         context = render(make_plan(view, policy.choose(view, session), session, policy))
-        _record_plan(context.plan, session)
+        plan = session.last_plan = context.plan
+        if plan.over and not session.over_budget_logged:
+            session.over_budget_logged = True
+            log.warning(
+                "%s: the context has %s tokens, %s over its budget of %s: "
+                "system prompt, user turns and last interaction alone take %s",
+                plan.strategy, f"{plan.tokens:,}", f"{plan.over:,}", f"{plan.budget:,}", f"{plan.kept_tokens:,}",
+            )  # fmt: skip
+        log.debug(
+            "Context constructed: %s, %d messages of %d tokens become %d tokens",
+            plan.strategy, len(view.messages), plan.full_tokens, plan.tokens,
+        )  # fmt: skip
         fault_point("step.done")
         return context
 
@@ -82,7 +93,8 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         why = "the full history costs no more"
     if why:
         memory, host, in_memory = None, None, 0
-        tokens = choice_tokens(view, Choice(edits=choice.unfolded, keep_all=True))
+        choice = replace(choice, whole=(), edits=choice.unfolded, keep_all=True, since=None, fold=None)
+        tokens = choice_tokens(view, choice)
     return Plan(
         view=view,
         choice=choice,
@@ -221,18 +233,3 @@ def _measured(context: Context, session: Session) -> tuple[list[bytes], list[int
         sizes,
     )
     return digests, sizes
-
-
-def _record_plan(plan: Plan, session: Session) -> None:
-    session.last_plan = plan
-    if plan.over and not session.over_budget_logged:
-        session.over_budget_logged = True
-        log.warning(
-            "%s: the context has %s tokens, %s over its budget of %s: "
-            "system prompt, user turns and last interaction alone take %s",
-            plan.strategy, f"{plan.tokens:,}", f"{plan.over:,}", f"{plan.budget:,}", f"{plan.kept_tokens:,}",
-        )  # fmt: skip
-    log.debug(
-        "Context constructed: %s, %d messages of %d tokens become %d tokens",
-        plan.strategy, len(plan.view.messages), plan.full_tokens, plan.tokens,
-    )  # fmt: skip

@@ -146,7 +146,7 @@ def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule
     """The messages as they came, with a plan that says why."""
     plan = replace(
         context.plan,
-        choice=Choice(),
+        choice=Choice(keep_all=True),
         tokens=context.plan.full_tokens,
         memory_tokens=0,
         memory=None,

@@ -23,7 +23,7 @@ def render(plan: Plan) -> Context:
     message. Where the plan is ``unchanged`` all messages are there.
     """
     view, edits, memory = plan.view, plan.edits, plan.memory
-    first, rest = _positions(view, plan.choice, plan.unchanged)
+    first, rest = _positions(view, plan.choice)
     changes: dict[int, Change] = {p: edit.change for p, edit in edits.items()}
     if memory is not None and plan.host is not None:
         changes[plan.host] = {ADDED: memory["content"]}
@@ -35,10 +35,10 @@ def render(plan: Plan) -> Context:
     return Context(_written(entries, view.messages, edits), plan, entries)
 
 
-def _positions(view: View, choice: Choice, unchanged: bool) -> tuple[Sequence[int], list[int]]:
+def _positions(view: View, choice: Choice) -> tuple[Sequence[int], list[int]]:
     """The positions of the messages that are shown: those before the memory, and those after it."""
     tail = range(view.tail_start, len(view.messages))
-    if unchanged or choice.keep_all:
+    if choice.keep_all:
         return range(view.tail_start), [*tail]
     whole = [p for e in choice.whole for p in range(e.start, e.stop)]
     if not choice.in_place and choice.since is None:
@@ -57,7 +57,7 @@ def host_of(view: View, choice: Choice) -> int | None:
     the memory unless the assistant has spoken since; the next one where there is none before. What stands before
     the memory stays as it is until the next fold, and so does the choice.
     """
-    first, rest = _positions(view, choice, unchanged=False)
+    first, rest = _positions(view, choice)
     for position in chain(reversed(first), rest):
         kind = kind_of(view.messages[position])
         if kind is MessageKind.USER:
