@@ -22,7 +22,7 @@ from tests.examples import examples, first_short
 from tests.integrations.test_bridge import Native, NativeWire
 
 from memory_bank import MemoryBankState, MemoryProcessor, Plan
-from memory_bank.context.render import render
+from memory_bank.context.build import render
 from memory_bank.integrations.bridge import Bridge
 from memory_bank.transcript.anthropic import from_anthropic
 from memory_bank.transcript.messages import Interaction, calls_of, message_text, parse_messages

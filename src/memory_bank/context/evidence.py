@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from memory_bank.bank.folds import FoldReasons
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings, ToolSettings
-from memory_bank.context.render import memory_message
+from memory_bank.context.build import memory_message
 from memory_bank.errors import MemoryBankError
 from memory_bank.plan import Decision, Fate, Piece, Shown
 from memory_bank.ports import TokenCounter

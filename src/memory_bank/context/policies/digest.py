@@ -9,7 +9,7 @@ from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import ProgressiveSettings
-from memory_bank.context.render import memory_message
+from memory_bank.context.build import memory_message
 from memory_bank.models.extraction import extract_summary
 from memory_bank.models.observer import completion_of, describe_call, extend_summary
 from memory_bank.plan import Choice, Shown
