@@ -83,7 +83,7 @@ def test_blocks_rank_as_rows_do(seed, small):
     sessions = {"a": None, "b": None, "x/c": "x", "x/d": "x"}
     ids = {name: [] for name in sessions}
     was_sealed = False
-    for n in range(60):
+    for n in range(40):
         name = random_.choice(list(sessions))
         verb = random_.choice(["add"] * 6 + ["replace", "forget", "clear"])
         text = " ".join(random_.choices(NAMES, k=4))

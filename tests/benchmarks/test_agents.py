@@ -88,6 +88,7 @@ def test_a_summary_keeps_the_newest_ids_and_is_charged():
     assert model.usage[0].output > 1_000
 
 
+@pytest.mark.long
 def test_the_command_prints_tables_and_writes_what_was_run(tmp_path):
     command = [
         "--sizes",

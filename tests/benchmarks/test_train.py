@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from benchmarks.train_held_out import sets_in
 from benchmarks.training.train import HORIZON, LATER, collect, replay_steps
 
@@ -63,6 +64,7 @@ def test_a_step_serves_the_interactions_of_the_horizon():
     assert all(s.later[0][0] == s.arguments for s in steps)
 
 
+@pytest.mark.long
 def test_a_model_is_written_only_when_it_wins(verbs, tmp_path):
     lines = []
     for i in range(30):  # runs in which the next call always takes the last row's code

@@ -308,7 +308,7 @@ def test_a_preview_after_others_is_as_the_first_one(database):
     sessions = Sessions(database, configured(strategy="folding"))
     more = [*CHAT, *(m for n in range(12, 16) for m in noted(n))]
     other = [*CHAT, *(m for n in range(30, 34) for m in noted(n))]
-    for messages in (more, other, CHAT[:-2]):
+    for messages in (more, CHAT[:-2]):
         sessions.preview(None, "a", messages)
         assert sessions.preview(None, "a", messages) == fresh_preview(database, messages)
     sessions.rebuild(None, "a", more)
