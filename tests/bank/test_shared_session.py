@@ -83,12 +83,14 @@ def test_records_of_others_in_between_are_numbered_as_they_were_stored(bank_url)
             apply_memory_bank_strategy(MESSAGES[:n], None, settings, one)
             others = [system(), user(f"Another one's conversation {n}"), *rounds(2, size=300, start=100 + n)]
             apply_memory_bank_strategy(others, None, settings, two)
+            assert list(two.numbers.items()) == [(t, i) for i, t in enumerate(two.fact_store.steps(), 1)]
         for state in (one, two):
             state.prepare(settings)
             apply_memory_bank_strategy(MESSAGES, None, settings, state)
             stored, evidence = list(state.fact_store.steps()), state.cache("evidence", dict).memory
             read = [] if evidence is None else list(evidence.numbers)
             assert read == stored[: len(read)]  # the next fold reads the others
+            assert [*state.numbers] == stored
             for number, trace_id in enumerate(stored, 1):
                 told = handle_tool_call(state, "get_record", {"trace_id": f"#{number}"})
                 assert f"trace_id: {trace_id}" in told

@@ -357,14 +357,14 @@ class MemoryBankState(Session):
     def numbers(self) -> Mapping[str, int]:
         """The number of every stored record, as ``get_record("#12")`` takes it."""
         numbers: dict[str, int] = self.cache("numbers")
-        if len(numbers) != len(self.steps):
-            numbers.clear()
-            numbers.update((t, n) for n, t in enumerate(self.steps, 1))
+        new = islice(self.steps, len(numbers), None)
+        numbers.update((t, n) for n, t in enumerate(new, len(numbers) + 1))
         return numbers
 
     def reload_steps(self) -> None:
         """Read the order of the stored records again, with those of other processes."""
         self._by_call = None
+        self.cache("numbers").clear()
         self.steps = self.fact_store.steps()
         self.step_count = max(self.steps.values(), default=0)
 

@@ -51,6 +51,7 @@ class TopKReasons(Reasons):
 
     def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], list[Hit]]) -> None:
         self.retrieved = tuple(retrieved)
+        self._is_whole = {r.trace_id: not r.raw.cut for r in retrieved}
         self._rank_all = rank_all
 
     @cached_property
@@ -70,11 +71,9 @@ class TopKReasons(Reasons):
         return [Piece(h.trace_id, "", "", h.score) for h in islice(rest, 5)]
 
     def fate(self, interaction: Interaction) -> Fate:
-        whole = {r.trace_id: not r.raw.cut for r in self.retrieved}
-        shown = [whole.get(t) for t in interaction.trace_ids if t]
-        return (
-            Fate.LEFT_OUT if not any(s is not None for s in shown) else Fate.KEPT if all(shown) else Fate.PART
-        )
+        if self._is_whole.keys().isdisjoint(interaction.trace_ids):
+            return Fate.LEFT_OUT
+        return Fate.KEPT if all(self._is_whole.get(t) for t in interaction.trace_ids if t) else Fate.PART
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         ids = [t for t in interaction.trace_ids if t]
