@@ -354,7 +354,7 @@ got = []
 signal.signal(signal.SIGINT, lambda *_: got.append("int"))
 signal.signal(signal.SIGTERM, lambda *_: got.append("term"))
 print("ready", sys.stdin.isatty(), flush=True)
-until = time.monotonic() + 20
+until = time.monotonic() + 60
 while not got and time.monotonic() < until:
     time.sleep(0.01)
 time.sleep(0.5)

@@ -437,7 +437,7 @@ def test_a_client_that_goes_away_leaves_the_others_alone(url):
 
 def answer_to(url, data):
     port = int(url.rsplit(":", 1)[1].split("/")[0])
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(data)
         with connection.makefile("rb") as file:
             return file.read().decode()

@@ -17,7 +17,7 @@ OpenAI = openai.OpenAI
 
 
 def connected(server: ScriptedServer, body: bytes = b'{"model": "m", "input": "q", "stream": true}') -> Any:
-    connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+    connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=60)
     connection.request("POST", "/v1/responses", body)
     return connection
 
@@ -37,7 +37,7 @@ def ask_in_vain(server: ScriptedServer) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_the_pieces_of_a_slow_answer_arrive_one_by_one(path: str) -> None:
     with ScriptedServer([Reply("one two three four five six", pause=0.2)]) as server:
-        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=60)
         said = b'[{"role": "user", "content": "q"}]'
         connection.request(
             "POST", path, b'{"model": "m", "stream": true, "messages": %b, "input": %b}' % (said, said)
@@ -54,13 +54,13 @@ def test_the_pieces_of_a_slow_answer_arrive_one_by_one(path: str) -> None:
 
 def test_a_request_in_chunks_is_read_and_half_a_request_is_none() -> None:
     with ScriptedServer(["ok"]) as server:
-        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=60)
         chunks = iter([b'{"model": "m",', b' "input": "q"}'])
         connection.request("POST", "/v1/responses", chunks, encode_chunked=True)  # type: ignore[arg-type]
         assert connection.getresponse().status == 200
         connection.close()
         assert server.requests[0].data == b'{"model": "m", "input": "q"}'
-        broken = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+        broken = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=60)
         broken.putrequest("POST", "/v1/responses")
         broken.putheader("content-length", "100")
         broken.endheaders(b'{"model": "m"')

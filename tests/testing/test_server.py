@@ -243,7 +243,7 @@ CHATS, RESPONSES = "/v1/chat/completions", "/v1/responses"
 )  # fmt: skip
 def test_what_a_client_gets_wrong(method: str, path: str, body: bytes, status: int) -> None:
     with EmbeddingServer(["ok"]) as server:
-        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=60)
         connection.request(method, path, body)
         response = connection.getresponse()
         answer = json.loads(response.read())
