@@ -636,8 +636,8 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
 class Upstream:
     """Answers each request with the usage of a prefix cache, and keeps what came."""
 
-    def __init__(self, tells: str = "all", fetch: int = 0) -> None:
-        self.tells = tells
+    def __init__(self, tells: str = "all", fetch: int = 0, *, late: bool = False) -> None:
+        self.tells, self.late = tells, late  # it calls it where the context has a fold
         self.fetch, self.fetched = fetch, 0  # each so many requests it calls get_record, where it may
         self.api = "chat"
         self.dollars = 0.0
@@ -664,6 +664,7 @@ class Upstream:
         self.came.append(body)
         cached = {"nothing": None, "zeros": (0, 0)}.get(self.tells, (used.cached, used.written))
         asks = self.fetch and len(self.came) % self.fetch == 0 and '"get_record"' in json.dumps(body["tools"])
+        asks = asks and (not self.late or "seal=" in json.dumps(body.get("input") or body["messages"]))
         self.fetched += bool(asks)
         reply = calls(("get_record", {"record": f"#{self.fetched}"})) if asks else say("Go on.")
         return replace(reply, usage=(used.input, 20), cached=cached)
@@ -718,7 +719,7 @@ def marked(value: Any, mark: Mapping[str, Any], places: Sequence[str]) -> Any:
 
 def run(shape: Shape, memory: bool, options: Any) -> Run:
     """Send all requests of a shape."""
-    model = Upstream(options.tells, options.fetch)
+    model = Upstream(options.tells, options.fetch, late=options.late)
     dollars, breaks, foreign, failed = [], 0, 0, 0
     before: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder, ScriptedServer(model) as server:
@@ -784,6 +785,7 @@ def main() -> int:
         "--marks", default="own", choices=("own", *MARKS), help="what clients of the Messages API mark"
     )
     parser.add_argument("--fetch", type=int, default=0, help="the model asks memory at each so many requests")
+    parser.add_argument("--late", action="store_true", help="and only once the context shows a fold")
     parser.add_argument("--model", help="of chats and responses")
     args = parser.parse_args()
     MODELS.update(dict.fromkeys(("chat", "responses"), args.model) if args.model else {})
