@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,12 @@ class Service:
 
     def workers(self) -> list[int]:
         """The ids of its worker processes, where it has several."""
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        pid, workers = self.process.pid, []
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    workers.append(int(child))
+        return workers
 
     def __enter__(self) -> Service:
         self.start()
