@@ -244,7 +244,7 @@ class TraceFiles:
 
 
 def is_turn(message: object) -> bool:
-    """Return whether a message is the assistant's; in a recorded run each is the answer of one model call."""
+    """Return whether a message is an assistant's. A recorded run has one for each model call."""
     return bool(read(message, "role") == "assistant")
 
 

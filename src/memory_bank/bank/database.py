@@ -102,7 +102,7 @@ _CHARGE = _SETTLE.values(
 )
 _OWNERS = sa.select(_s.project, _s.namespace, _s.deleted).where(of_session(sessions))
 REVIVE = SET_SESSION.where(_s.deleted.is_not(None)).values(deleted=sa.null())
-"""Lists a deleted session again."""
+"""The statement by which a deleted session is listed again, as when it gets a new step."""
 
 
 def database_url(where: str | Path) -> sa.URL:
@@ -779,7 +779,7 @@ class GroupWriter:
                 raise
 
     def _run(self, batch: list[_Write[Any]], *, savepoints: bool) -> None:
-        """Run the writes in one transaction; one that fails undoes all, or only itself with savepoints."""
+        """Run the writes in one transaction. A write that fails rolls back all; with savepoints only itself."""
         with self._transaction(durable=any(write.durable for write in batch)) as c:
             locked = self._hold(c, {w.session_id for w in batch})
             for write in batch:

@@ -422,7 +422,7 @@ class InsightWriter:
         return len(found)
 
     def bind(self, model: Embedder | str) -> InsightStore:
-        """The store, made unless there is one. A model that is named is loaded now."""
+        """Return the store, and make it at the first call, which loads a model that is given by its name."""
         if self.store is None:
             self.store = InsightStore(model, self.facts.database, self.facts.session_id)
         return self.store

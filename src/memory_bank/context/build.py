@@ -290,7 +290,7 @@ def host_of(view: View, choice: Choice) -> int | None:
 
 
 def _written(entries: Iterable[Entry], messages: Sequence[Any], edits: Mapping[int, Edit]) -> Iterator[Any]:
-    """The chat messages of a context; those that ``edits`` give are used again at later steps."""
+    """The chat messages of a context. An edited message is the same object at later steps."""
     for position, change in entries:
         if position is None:
             yield change

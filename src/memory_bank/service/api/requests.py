@@ -93,7 +93,7 @@ RecordId = Annotated[
     AfterValidator(decoded),
     _segment("the record's trace_id, 6 or more characters of it, or its number: 12 (or %2312)", TRACE_ID, 64),
 ]
-Limit = Annotated[int, Query(ge=1, le=500, description="maximum number")]
+Limit = Annotated[int, Query(ge=1, le=500, description="entries on a page, at most")]
 AfterNumber = Annotated[int, Query(ge=0, le=10**9, description="`next` of the previous page")]
 OfProject = Annotated[
     str | None, Query(min_length=1, max_length=LONGEST_NAME, description="only sessions of this project")

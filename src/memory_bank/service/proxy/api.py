@@ -252,9 +252,9 @@ class Dialect:
         raise NotImplementedError
 
     def marked_head(self, body: Body) -> int | None:
-        """How much of a request the client's cache marks keep, as in Ledger; of Anthropic's API alone.
+        """Return up to where the client marks a request to be cached, as ``Ledger.head``; of Anthropic's API alone.
 
-        None where it marks the last turn. The request has been read as a history.
+        None where the client marks the last turn. ``history`` has to be called before.
         """
         raise NotImplementedError
 
