@@ -18,8 +18,9 @@ PYTHON ?= python3
 VENV   := .venv
 BASE   := .venv-base
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# Tests of one file run in one worker, because they share servers and models. Some wait for processes, hence four.
-ON_ALL_CORES = -n 4 --dist loadfile --no-loadscope-reorder
+# Tests of one file run in one worker, because they share servers and models. Some wait for processes, hence one worker
+# more than the two cores have; each further one imports all tests once more, which takes longer than it gains.
+ON_ALL_CORES = -n 3 --dist loadfile --no-loadscope-reorder
 # The tests start many processes; they reuse compiled modules even if the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.

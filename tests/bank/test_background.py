@@ -1,6 +1,7 @@
 """Observing in the background, end to end: steps return at once, summaries come later, budgets hold."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -81,7 +82,8 @@ def test_what_was_pending_when_a_process_ended_is_observed_by_another(bank_url, 
     with MemoryBankState.open(bank_url, "s", "lexical") as second:
         assert second.pending == 3
         observer = Observer.create(ScriptedModel(lambda _m, _n: "later"), SETTINGS)
-        Worker(second.database, observer, LexicalEmbedder()).run(threading.Event(), once=True)
+        worker = Worker(second.database, observer, LexicalEmbedder(), clock=lambda: time.time() + 600)
+        worker.run(threading.Event(), once=True)  # ten minutes later: no call of the other lasts so long
         assert second.flush(60) == 0
         assert sources(second) == ["llm:m"] * 3
 
