@@ -1,6 +1,7 @@
 """Rules that the agent read by a tool stay in every fold: whole up to a share of it, else named first."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.examples import first_short
@@ -10,6 +11,7 @@ from memory_bank.context.evidence import RULES_SHARE
 from memory_bank.selection.effects import rules_read
 from memory_bank.transcript.tokens import approximate_count
 
+ROOT = Path(__file__).parents[2]
 TASK = {"role": "user", "content": "Refund the late orders."}
 RULES = [
     ("read_file", {"path": "/repo/AGENTS.md"}, "Always run `make lint` before `make test`."),
@@ -162,3 +164,57 @@ def test_a_page_that_calls_itself_policy_holds_no_more_than_its_share():
 )
 def test_what_is_no_reading_of_rules(tool, arguments):
     assert rules_read(tool, json.dumps(arguments), "You must never do that.") is None
+
+
+HANDBOOK = "How an invoice is checked\n\n" + "\n".join(
+    f"{n}. Line {n} of an invoice must be that of the order, else it is never paid: hold it, reason R{n}." for n in range(1, 9)
+)  # fmt: skip
+ASKS = {"role": "user", "content": "Check the invoices; the handbook's page invoice-checks says how."}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    ("tool", "arguments", "output"),
+    [
+        ("read_page", {"name": "invoice-checks"}, HANDBOOK),
+        ("filesystem-read_file", {"path": "handbook/Invoice-Checks.md"}, json.dumps({"type": "text", "text": HANDBOOK})),
+        ("bash", {"command": "cat docs/invoice-checks.txt"}, HANDBOOK),
+        ("fetch", {"url": "https://wiki.example/pages/invoice-checks?v=7"}, f"<html><body><p>{HANDBOOK}</p></body></html>"),
+    ],
+)  # fmt: skip
+def test_a_page_of_rules_that_the_task_names_stays(tool, arguments, output, wire):
+    context, plan = last_context([ASKS, *calls((tool, arguments, output), *orders(40))], WIRES[wire])
+    assert not plan.unchanged
+    told = json.dumps(context)
+    assert [n for n in range(1, 9) if f"reason R{n}." not in told] == []
+    assert "\\\\n" not in told  # the text, not the JSON around it
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "output"),
+    [
+        ("read_page", {"name": "order-checks"}, HANDBOOK),  # another page
+        ("read_file", {"path": "src/invoice-checks.py"}, HANDBOOK),  # code
+        ("read_page", {"name": "invoice-checks"}, "The invoices are in the archive. " * 40),  # no rules
+        (
+            "read_page",
+            {"name": "invoice-checks"},
+            "You must read on. " + "An order is a list of lines. " * 400,
+        ),
+        ("search", {"query": "invoice-checks"}, HANDBOOK),
+        ("write_file", {"path": "invoice-checks.md", "content": HANDBOOK}, HANDBOOK),
+    ],
+)
+def test_what_is_no_page_of_rules_that_the_task_names(tool, arguments, output):
+    assert rules_read(tool, json.dumps(arguments), output, [ASKS["content"]]) is None
+
+
+def test_every_fold_of_the_example_has_the_handbook():
+    messages = json.loads((ROOT / "examples" / "invoice-check.jsonl").read_text(encoding="utf-8"))["messages"]
+    folded = set()
+    with Memory() as memory:
+        for end in [n for n, m in enumerate(messages) if m["role"] == "assistant"][::6]:
+            told = str(memory.context(messages[:end]))
+            if memory.plan is not None and not memory.plan.unchanged:
+                folded.add("A different IBAN is never paid" in told and "the discount on" in told)
+    assert folded == {True}

@@ -285,7 +285,7 @@ class EvidenceMemory:
         parsed = self.index.tables.parsed
         failed = False
         try:
-            failed = self.thread.add(number=number, remark=remark, output=told.outcome, **call)
+            failed = self.thread.add(number=number, remark=remark, output=told.outcome, task=anchor, **call)
         except Exception as e:
             log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
             self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
@@ -376,7 +376,7 @@ def chosen_rules(
         if trace_id in kept:
             continue
         if (place := memory.places.get(trace_id)) is not None:
-            text = memory.index.tables.parsed[place].cut.sources[0].strip()
+            text = memory.index.tables.parsed[place].cut.words().strip()
             header = memory.index.header(place)
         if text and any(text in other for other in quoted.values()):
             continue

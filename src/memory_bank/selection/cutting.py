@@ -22,6 +22,7 @@ MAX_ESCAPED = 8_000_000  # characters of a text that is searched for an escaped 
 MAX_DEPTH = 60  # containers, and strings that are cut as texts, in one another
 LONGEST_WORD = 400  # a longer unbroken run (base64, minified data) is left out
 NAMED_LINES = 40  # texts of more lines name the line at which a quote goes on
+NEARLY_ALL = 0.8  # of a wrapper's characters, those of the text in it
 SHORT_DEFINITION = 2 * WIDTH  # characters of the longest definition that is one segment, with its body
 MINIFIED = 1_000  # characters from which a line of code with few blanks is left out
 LONGEST_FOLDER = 120  # characters of the folder of a listing's entry, its end
@@ -128,6 +129,11 @@ class CutText:
         if out and (stretches[-1][-1] + 1 < len(self.segments) or self.skipped):
             out.append(GAP)
         return "\n".join(out)
+
+    def words(self) -> str:
+        """Return the words of a page, the text that is nearly all of a wrapper, or the text itself."""
+        whole = self.sources[self.page]
+        return next((s for s in self.sources[1:] if len(s) >= NEARLY_ALL * len(whole)), whole)
 
     def named_lines(self) -> int:
         """The number of lines of a text whose lines have numbers, by gap marks or its own from 1 on; 0 for others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -501,18 +501,26 @@ _SHOWN_FILE = re.compile(
 _COMMANDS = re.compile(
     r"\b(?:must|never|always|should|shall|only|do not|don't|may not|not allowed|required)\b", re.I
 )
+MOST_ASKED = 40_000  # characters of a page that a task names; a longer one is never quoted whole
+ASKED_COMMANDS, WORDS_A_COMMAND = 3, 200  # such words as "must" in it, at least, and words for each, at most
 
 
 class RulesRead(NamedTuple):
-    """A call that reads rules: a file such as AGENTS.md (`is_file`), or what calls itself a policy; `part`: of it."""
+    """A call that reads rules; `part`: of them.
+
+    A file such as AGENTS.md (`is_file`), what calls itself a policy, or a page of rules that the task names.
+    """
 
     name: str
     is_file: bool
     part: str
 
 
-def rules_read(tool: str, arguments: str, output: str) -> RulesRead | None:
-    """Return which rules a call that did not fail reads, by the name of file, page or tool; None for others."""
+def rules_read(tool: str, arguments: str, output: str, task: Sequence[str] = ()) -> RulesRead | None:
+    """Return which rules a call that did not fail reads, by the name of file, page or tool; None for others.
+
+    ``task``: the texts of users and system messages, which may name a page ("invoice-checks says how").
+    """
     given, words = parse_arguments(arguments), {w.casefold() for w in _WORD.findall(tool)}
     if isinstance(wrapped := given.get("command"), list) and wrapped:  # bash -lc …
         given = {**given, "command": str(wrapped[-1])}
@@ -535,4 +543,21 @@ def rules_read(tool: str, arguments: str, output: str) -> RulesRead | None:
         stem = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", page[1]) if page and "." not in page[1] else ()
         if _RULE_WORDS & {w.casefold() for w in stem}:
             return RulesRead(name, False, part)
-    return RulesRead(f"{tool} {arguments}", False, part) if _RULE_WORDS & words else None
+    if _RULE_WORDS & words:
+        return RulesRead(f"{tool} {arguments}", False, part)
+    if not task or len(output) > MOST_ASKED:
+        return None
+    commands = len(_COMMANDS.findall(output))
+    if commands < ASKED_COMMANDS or commands * WORDS_A_COMMAND < output.count(" "):
+        return None
+    if command is None:
+        named = [v for v in given.values() if isinstance(v, str) and len(v) <= 400]
+    return next((RulesRead(name, False, part) for name in named if _is_named(name, task)), None)
+
+
+def _is_named(name: str, task: Sequence[str]) -> bool:
+    """Return whether a task names a page, by the last part of its address without the ending of a document."""
+    page = _PAGE.search(name)
+    if page is None or "." in page[1] or not re.search(r"[^\W\d_]{3}", page[1]):
+        return False
+    return any(map(re.compile(rf"(?<!\w){re.escape(page[1])}(?!\w)", re.I).search, task))

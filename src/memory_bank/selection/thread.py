@@ -322,9 +322,10 @@ class Thread:
         self.own_line = lru_cache(4_096)(_own_line)
 
     def add(
-        self, *, number: int, interaction: int, tool: str, arguments: str, output: str, remark: str = ""
-    ) -> bool:
-        """Add the next call, and what the agent wrote with it. Return whether the call failed."""
+        self, *, number: int, interaction: int, tool: str, arguments: str, output: str, remark: str = "",
+        task: Sequence[str] = (),
+    ) -> bool:  # fmt: skip
+        """Add the next call, and what the agent wrote with it; return whether it failed. ``task``: what was asked."""
         found = arguments_of(arguments)
         failed = is_failure(output, tool, arguments)
         changed = not failed and changes_something(tool, arguments, declared=self._declared)
@@ -343,7 +344,7 @@ class Thread:
             )
         )  # fmt: skip
         self._frequency.setdefault(name, Counter()).update({a.start for a in found})
-        if not failed and (rules := rules_read(tool, arguments, output)):
+        if not failed and (rules := rules_read(tool, arguments, output, task)):
             self._rules[number] = rules
         if plan := plan or plan_in_text(remark):
             self._plans.append((interaction, plan))
