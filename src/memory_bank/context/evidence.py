@@ -377,11 +377,11 @@ def chosen_rules(
             continue
         if (place := memory.places.get(trace_id)) is not None:
             text = memory.index.tables.parsed[place].cut.words().strip()
-            header = memory.index.header(place)
         if text and any(text in other for other in quoted.values()):
             continue
-        tokens = alone[trace_id](trace_id) if trace_id in alone else count(header) if text else 0
-        tokens += count(text)
+        tokens = count(text)
+        if text and place is not None:
+            tokens += alone[trace_id](trace_id) if trace_id in alone else count(memory.index.header(place))
         if text and is_newest and tokens <= left:
             quoted[trace_id] = text
             left -= tokens
