@@ -38,7 +38,7 @@ def test_a_form_is_seen_as_failure_or_not_and_told_in_the_words_that_matter(form
     outcome = made.outcome_of(1)
     assert outcome.startswith(("error: ", "cancelled by", "rejected by")) == form["failed"]
     line = (
-        f"{made.tell(9, 400, more=400).text} {outcome}".casefold()
+        f"{made.tell(9, 400, extra=400).text} {outcome}".casefold()
     )  # what the arguments tell is not said again
     assert [words for words in form["tells"] if " ".join(words.split()).casefold() not in line] == []
 

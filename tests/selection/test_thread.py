@@ -333,7 +333,7 @@ def test_calls_that_brought_back_ids_have_room_of_their_own():
     looks = [("find", {"page": n}, json.dumps({"match_id": f"M-{n:03}"})) for n in range(20)]
     made = thread(*LOOKS, *looks)
     assert "M-0" not in made.tell(99, 90).text
-    told = made.tell(99, 90, more=300)
+    told = made.tell(99, 90, extra=300)
     assert told.text.count("match_id=M-0") >= 15
     assert "match_id=M-019" in told.text  # the newest first
     assert told.tokens <= 390

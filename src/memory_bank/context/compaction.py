@@ -94,7 +94,7 @@ def _known(
     room -= tokens
     hint = in_full(session.record_tool)
     listed = memory.thread.tell(
-        after, min(room, thread_room(room, len(memory.numbers)) // 2), more=int(room * 0.25), hint=hint
+        after, min(room, thread_room(room, len(memory.numbers)) // 2), extra=int(room * 0.25), hint=hint
     )
     asked = [words] if users_words or lacking else [message_text(m) for m in view.messages if _is_users(m)]
     try:

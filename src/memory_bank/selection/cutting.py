@@ -55,13 +55,13 @@ class Segment:
 
     def long_values(self) -> list[tuple[int, int]]:
         """The spans that a text's short form omits: all but the first words of each long JSON value; or none."""
-        found = []
+        spans = []
         for _, start, end in self.cells if self.structured and len(self.cells) > 1 else ():
             if end - start > LONG_CELL and "\n" not in self.text[start:end]:
                 cut = self.text.rfind(" ", start + 1, start + CELL_START)
                 if cut > 0:
-                    found.append((cut, end))
-        return found
+                    spans.append((cut, end))
+        return spans
 
     def short(self) -> str:
         """Its text with the first words of long values, each with a gap mark; its whole text where it has none."""
@@ -580,8 +580,8 @@ def _definitions(text: str, lines: Sequence[tuple[int, int]]) -> tuple[list[str]
         inside[last + 1 : number + 1] = [owner] * (number - last)  # comments above may be of it
         if begin[-1] == ")" and NUMBERED.sub("", text[end + 1 : end + 40], count=1).lstrip()[:1] == "{":
             begin += " {"
-        if found := _DEFINITION.match(begin) or (begin[-1] == "{" and _BRACED.match(begin)):
-            within.append((indent, found[found.lastindex or 0], above))
+        if match := _DEFINITION.match(begin) or (begin[-1] == "{" and _BRACED.match(begin)):
+            within.append((indent, match[match.lastindex or 0], above))
             extend(above, end)  # its signature, if no more of it
         above, last = number + 1, number
     leave(0)
@@ -593,14 +593,14 @@ def _folders(text: str, lines: Sequence[tuple[int, int]]) -> list[str]:
     inside, within, heading = [""] * len(lines), list[tuple[int, str]](), ""
     for number, (start, end) in enumerate(lines):
         line = text[start : min(end, start + LONGEST_WORD)].rstrip()
-        if found := _BRANCH.match(line) or _BULLETED.match(line):
-            while within and within[-1][0] >= found.end(1):
+        if match := _BRANCH.match(line) or _BULLETED.match(line):
+            while within and within[-1][0] >= match.end(1):
                 within.pop()
             inside[number] = "/".join(name for _, name in within)[-LONGEST_FOLDER:]
-            if found.re is _BRANCH:
-                within.append((found.end(1), found[2].rstrip("/")))
-        elif found := _FOLDER.match(line):
-            heading = found[1][-LONGEST_FOLDER:]
+            if match.re is _BRANCH:
+                within.append((match.end(1), match[2].rstrip("/")))
+        elif match := _FOLDER.match(line):
+            heading = match[1][-LONGEST_FOLDER:]
         elif line:
             inside[number] = heading
         else:
@@ -615,7 +615,7 @@ def _entry_name(item: Node, text: str) -> str:
     if not item.named:
         members = [i for i in item.items or () if i.named and i.items is None and i.stop > i.body]
         members = [i for i in members if i.key not in FRAME_MEMBERS] or [item]
-        best = min(members, key=lambda i: (not (found := _NAMING.match(i.key)), not (found and found[1])))
+        best = min(members, key=lambda i: (not (naming := _NAMING.match(i.key)), not (naming and naming[1])))
         end = best.end
     name = text[best.start : min(end, best.start + 2 * LONG_CELL + 1)].rstrip(" :=")
     is_short = len(name) <= 2 * LONG_CELL and "\n" not in name
@@ -684,25 +684,24 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
         return None
     header, rule, row = (text[a:b] for a, b in lines[number : number + 3])
     is_ruled = len(rule) >= 3 and "-" in rule and _RULE.match(rule) is not None
-    found = "|" if "|" in header and is_ruled else ""
-    if not found and number == 0:
+    sign = "|" if "|" in header and is_ruled else ""
+    if not sign and number == 0:
         for delimiter in ("\t", ",", ";"):
             names = header.split(delimiter)
             alike = len(names) > 1 and len(names) - 1 == rule.count(delimiter) == row.count(delimiter)
             are_names = all(len(n) <= 40 and any(map(str.isalpha, n)) for n in names)
             if alike and are_names and len(set(names)) == len(names):
-                found = delimiter
+                sign = delimiter
                 break
-    if not found and (number == 0 or not text[slice(*lines[number - 1])].strip()):
+    if not sign and (number == 0 or not text[slice(*lines[number - 1])].strip()):
         columns, rows = [*_ALIGNED.finditer(header)], (row,) if is_ruled else (rule, row)
-        is_name = is_ruled or not any(
-            map(str.isdigit, columns[0][0] if columns else "")
-        )  # not the first of some ids
+        first = columns[0][0] if columns else ""
+        is_name = is_ruled or not any(map(str.isdigit, first))  # not the first of some ids
         starts = [c.start() for c in columns if is_name and c[0][0].isalpha() and len(c[0]) <= 40]
         are_even = all(_CELL.match(f" {line}", at) for at in starts for line in rows)
         if are_even and len(starts) == len(columns) > (1 if is_ruled else 2):
             return _BLANKS, [c[0][:LONGEST_KEY] for c in columns]
-    return (found, [n.strip(' "')[:LONGEST_KEY] for n in header.split(found)]) if found else None
+    return (sign, [n.strip(' "')[:LONGEST_KEY] for n in header.split(sign)]) if sign else None
 
 
 def _row_cells(line: str, at: int, delimiter: str, names: list[str]) -> list[Cell]:

@@ -206,9 +206,9 @@ def is_failure(output: str, tool: str = "", arguments: object = None) -> bool:
         return True
     command = _command_of(tool, arguments)
     if command and _only_shows(command):
-        said = _PROGRAM_FAILED.match(text) if text.count("\n") < _FIRST_LINES else None
-        is_programs = said is not None and (said[1] in command.split() or said[1].endswith(("sh", "fatal")))
-        if said and is_programs and RUN_FAILED.search(said[0]):
+        line = _PROGRAM_FAILED.match(text) if text.count("\n") < _FIRST_LINES else None
+        is_programs = line is not None and (line[1] in command.split() or line[1].endswith(("sh", "fatal")))
+        if line and is_programs and RUN_FAILED.search(line[0]):
             return True
         return _WINDOWS_FAILED.search(text) is not None
     if _FAILURE_START.match(text) or (isinstance(value, dict) and _reports_failure(value)):
@@ -296,8 +296,8 @@ def _reports_failure(value: Mapping[str, Any]) -> bool:
 
 def _may_change(tool: str, arguments: Mapping[str, Any]) -> bool:
     words = [w.casefold() for w in _WORD.findall(tool)]
-    known = [w for w in words if w in _READS or w in _WRITES or w in _RUNS]
-    first = known[0] if known else ""
+    verbs = [w for w in words if w in _READS or w in _WRITES or w in _RUNS]
+    first = verbs[0] if verbs else ""
     if first in _WRITES or ({"and", "or"} & set(words) and _WRITES & set(words)):
         return True
     method = arguments.get("method")
@@ -305,7 +305,7 @@ def _may_change(tool: str, arguments: Mapping[str, Any]) -> bool:
         return True
     inner = next((str(v) for k, v in arguments.items() if k in _NAME_KEYS and isinstance(v, str)), "")
     runs = bool(_RUNS & set(words))
-    if inner and (runs or not known) and inner != tool:
+    if inner and (runs or not verbs) and inner != tool:
         rest = {k: v for k, v in arguments.items() if k not in _NAME_KEYS}
         nested = next((v for v in rest.values() if isinstance(v, dict)), rest)
         return _may_change(inner, nested)
@@ -406,15 +406,15 @@ def files_read(tool: str, arguments: str) -> list[str]:
     file = file_access(tool, arguments)
     if file is not None:
         return [file.path] if file.access == "read" else []
-    found = list[str]()
+    paths = list[str]()
     for text in _code_texts(parse_arguments(arguments), all_of_them=False):
         for part in _SHELL_SPLIT.split(text):
             words = part.split()
             if words and words[0].casefold() in _PRINTS:
-                found += [word.strip("\"'") for word in words[1:] if word[0] not in "-<>0123456789"]
+                paths += [word.strip("\"'") for word in words[1:] if word[0] not in "-<>0123456789"]
             elif words[:1] == ["git"] and "show" in words:  # REVISION:FILE
-                found += filter(None, (w.partition(":")[2].strip("\"'") for w in words if w[0] != "-"))
-    return found
+                paths += filter(None, (w.partition(":")[2].strip("\"'") for w in words if w[0] != "-"))
+    return paths
 
 
 _SOURCE_FILE = re.compile(
@@ -521,14 +521,14 @@ def rules_read(tool: str, arguments: str, output: str, task: Sequence[str] = ())
 
     ``task``: the texts of users and system messages, which may name a page ("invoice-checks says how").
     """
-    given, words = parse_arguments(arguments), {w.casefold() for w in _WORD.findall(tool)}
-    if isinstance(wrapped := given.get("command"), list) and wrapped:  # bash -lc …
-        given = {**given, "command": str(wrapped[-1])}
-    access, command = file_access(tool, arguments), _command_of(tool, given)
-    is_read = access.access == "read" if access else not _may_change(tool, given)
+    values, words = parse_arguments(arguments), {w.casefold() for w in _WORD.findall(tool)}
+    if isinstance(wrapped := values.get("command"), list) and wrapped:  # bash -lc …
+        values = {**values, "command": str(wrapped[-1])}
+    access, command = file_access(tool, arguments), _command_of(tool, values)
+    is_read = access.access == "read" if access else not _may_change(tool, values)
     if not is_read or _NO_ACCESS & words:
         return None
-    named = [v for k in _PAGE_KEYS if isinstance(v := given.get(k), str) and 0 < len(v) <= 400]
+    named = [v for k in _PAGE_KEYS if isinstance(v := values.get(k), str) and 0 < len(v) <= 400]
     part = access.part if access else ""
     if command is not None:
         shown = _SHOWN_FILE.findall(command[:_FAR])

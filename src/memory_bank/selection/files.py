@@ -130,12 +130,12 @@ class FileCopy:
             self._take_apart()
         body, spans, at = self.body, list[_Span](), 0
         for hunk in islice(change.hunks, _MOST_CHANGES):
-            found = _patched(body, hunk, at) if hunk.lines else _replaced(body, hunk)
-            if found is None:
+            patched = _patched(body, hunk, at) if hunk.lines else _replaced(body, hunk)
+            if patched is None:
                 return False
-            body, more = found
-            spans += more
-            at = more[-1].start + more[-1].lines
+            body, new_spans = patched
+            spans += new_spans
+            at = new_spans[-1].start + new_spans[-1].lines
         if not change.hunks or len(change.hunks) > _MOST_CHANGES:
             return False
         if len(change.hunks) == len(spans) == 1:
@@ -159,18 +159,18 @@ class FileCopy:
         lines = self.body.split("\n")
         if any(h.old.count("\n") > _MOST_LINES for h in change.hunks):
             return None
-        more = sum(h.new.count("\n") - h.old.count("\n") for h in change.hunks)
+        shift = sum(h.new.count("\n") - h.old.count("\n") for h in change.hunks)
         if self.form is not None and change.near is not None:
             if change.near[0] >= self.begin + len(lines):
                 return 0
-            return more if change.near[1] < self.begin else None
+            return shift if change.near[1] < self.begin else None
         for hunk in change.hunks:
             old = hunk.old.split("\n")
             if any(len(line.strip()) >= _TELLING and line in self.body for line in old) or any(
                 lines[-n:] == old[:n] or lines[:n] == old[-n:] for n in range(1, len(old))
             ):
                 return None
-        return None if more and self.form is not None else 0
+        return None if shift and self.form is not None else 0
 
     def lines_of(self, hunk: Hunk) -> tuple[int, int] | None:
         """The first and the last line of a replacement in the numbered text that shows what came of it."""
@@ -193,7 +193,7 @@ class FileCopy:
         starts, ends = self._lines_now(len(was))
         was_at = [0, *accumulate(len(line) + 1 for line in was)]
         now_at = [0, *accumulate(len(line) + 1 for line in now)]
-        text, segments, kept, until = "\n".join(now), list(cut.segments), list[int](), 0
+        text, segments, remaining, until = "\n".join(now), list(cut.segments), list[int](), 0
         for place, s in zip(places, shown, strict=True):
             first, last = (bisect_right(was_at, at) - 1 for at in (s.start, max(s.start, s.end - 1)))
             start = max(until, now_at[starts[first]])
@@ -203,18 +203,18 @@ class FileCopy:
             if piece.strip():
                 until = start + len(piece)
                 segments[place] = replace(s, text=piece, cells=(), start=start, end=until, label=label)
-                kept.append(place)
+                remaining.append(place)
         sources = [text if source == self.origin else source for source in cut.sources]
-        return replace(cut, segments=tuple(segments), sources=tuple(sources)), kept
+        return replace(cut, segments=tuple(segments), sources=tuple(sources)), remaining
 
     def _lines_now(self, count: int) -> tuple[list[int], list[int]]:
         """For each line as it was shown, the first line that stands for it now, and the line after the last one."""
         starts, ends, before = [*range(count)], [*range(1, count + 1)], len(self.head)
         for start, stop, number in self.spans:
             start, stop = start + before, stop + before
-            more = number - (stop - start)
-            starts = [n + more if n >= stop else min(n, start) for n in starts]
-            ends = [n + more if n >= stop else n if n <= start else start + number for n in ends]
+            shift = number - (stop - start)
+            starts = [n + shift if n >= stop else min(n, start) for n in starts]
+            ends = [n + shift if n >= stop else n if n <= start else start + number for n in ends]
         return starts, ends
 
 
@@ -257,10 +257,10 @@ def _patched(body: str, hunk: Hunk, at: int) -> tuple[str, list[_Span]] | None:
     places = (
         n for n in range(at, len(lines)) if lines[n : n + 1] == old[:1] and lines[n : n + len(old)] == old
     )
-    if (found := next(places, None) if old else at) is None:
+    if (start := next(places, None) if old else at) is None:
         return None
-    lines[found : found + len(old)] = new
-    return "\n".join(lines), [_span(found, old, new)]
+    lines[start : start + len(old)] = new
+    return "\n".join(lines), [_span(start, old, new)]
 
 
 def _lines_of(text: str) -> list[str]:
@@ -311,35 +311,35 @@ class Files:
         """Add a call: what it shows of a file, and what it changes. ``key``: by which ``of_call`` finds its copy."""
         if failed:
             return
-        file, given = file_access(tool, arguments), parse_arguments(arguments)
+        file, values = file_access(tool, arguments), parse_arguments(arguments)
         refers = refers_to_earlier(output)
         patches: list[_Patch] = []
         if applies_patches(tool, arguments) if file is None else file.access == "edit":
-            patches += _patches(given, None if file is None else file.path)
+            patches += _patches(values, None if file is None else file.path)
         copy: tuple[_File, FileCopy] | None = None
         for patch in patches:
             self._patch(number, patch)
         if file is None:
-            command = "" if patches else shell_command(tool, given)
+            command = "" if patches else shell_command(tool, values)
             for path, text in _shell_changes(command):
                 if path:
                     self._change(number, path, (), text)
                 else:  # of all files
-                    for known in (f for named in self._named.values() for f in named):
-                        known.changes.append((FileChange(number), len(known.copies)))
+                    for other in (f for named in self._named.values() for f in named):
+                        other.changes.append((FileChange(number), len(other.copies)))
             for path, printed in _numbered(command, output):
-                known = self._file(path)
-                self._matches.setdefault(key, {})[printed] = known, len(known.changes)
+                other = self._file(path)
+                self._matches.setdefault(key, {})[printed] = other, len(other.changes)
             if not refers:
                 self._calls[tool, arguments] = FileCopy(number, "", output)
                 if shown := _shell_view(command):
                     copy = self._show(number, *shown, output)
         elif file.access == "read":
             copy = None if refers else self._show(number, file.path, file.part, output)
-        elif file.access == "write" and (text := _first(given, _TEXT_KEYS)) is not None:
+        elif file.access == "write" and (text := _first(values, _TEXT_KEYS)) is not None:
             copy = self._change(number, file.path, (), text)
         elif not patches:
-            hunks, near = [*_hunks(given)], None
+            hunks, near = [*_hunks(values)], None
             after = FileCopy(number, "lines around an edit", output)
             if file.access == "edit" and len(hunks) == 1:
                 near = after.lines_of(hunks[0])
@@ -382,8 +382,8 @@ class Files:
 
     def _alike(self, path: str) -> list[_File]:
         """The files that a path may name, the likeliest first: one of two paths may be relative."""
-        found = [f for f in self._named.get(_name(path), ()) if is_same_path(f.path, path)]
-        return sorted(found, key=lambda f: f.path != path)
+        files = [f for f in self._named.get(_name(path), ()) if is_same_path(f.path, path)]
+        return sorted(files, key=lambda f: f.path != path)
 
     def _file(self, path: str) -> _File:
         """The file with a path; a new one where there is none."""
@@ -431,25 +431,25 @@ class Files:
 
 def changes_of(tool: str, arguments: str) -> list[_Patch]:
     """A call's changes of files by its arguments, also that it reads one (kind "read"); not that one is moved."""
-    file, given = file_access(tool, arguments), parse_arguments(arguments)
+    file, values = file_access(tool, arguments), parse_arguments(arguments)
     patched = applies_patches(tool, arguments) if file is None else file.access == "edit"
-    if patched and (patches := [*_patches(given, None if file is None else file.path)]):
+    if patched and (patches := [*_patches(values, None if file is None else file.path)]):
         return patches
     if file is None:
-        command = shell_command(tool, given)
+        command = shell_command(tool, values)
         removes = re.search(r"(?:^|[;&|(]\s*)(?:sudo )?(?:rm|git (?:checkout|restore))\s", command, re.M)
         replaced = [Hunk(re.sub(r"\\(\W)", r"\1", old), new) for _, old, new in _SED.findall(command)]
         changed = ("update", replaced or [Hunk("", "")])
-        found = [
+        changes = [
             _Patch(path, *(changed if text is None and not removes else ("add", [Hunk("", text or "")])))
             for path, text in _shell_changes(command)
             if path
         ]
-        view = None if found else _shell_view(command)
-        return [_Patch(view[0], "read", [])] if view else found
-    if file.access == "write" and (text := _first(given, _TEXT_KEYS)) is not None:
+        view = None if changes else _shell_view(command)
+        return [_Patch(view[0], "read", [])] if view else changes
+    if file.access == "write" and (text := _first(values, _TEXT_KEYS)) is not None:
         return [_Patch(file.path, "add", [Hunk("", text)])]
-    return [_Patch(file.path, "read" if file.access == "read" else "update", [*_hunks(given)])]
+    return [_Patch(file.path, "read" if file.access == "read" else "update", [*_hunks(values)])]
 
 
 def _plain(output: str) -> str:
@@ -470,18 +470,18 @@ def is_same_path(one: str, other: str) -> bool:
     return one == other or one.endswith(f"/{other}") or other.endswith(f"/{one}")
 
 
-def _first(given: Mapping[str, Any], keys: Sequence[str]) -> str | None:
-    return next((given[k] for k in keys if isinstance(given.get(k), str)), None)
+def _first(values: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    return next((values[k] for k in keys if isinstance(values.get(k), str)), None)
 
 
-def _hunks(given: Mapping[str, Any]) -> Iterator[Hunk]:
+def _hunks(values: Mapping[str, Any]) -> Iterator[Hunk]:
     """The replacements that the arguments of an edit ask for."""
-    edits = given.get("edits")
-    for edit in [e for e in edits if isinstance(e, dict)] if isinstance(edits, list) else [given]:
+    edits = values.get("edits")
+    for edit in [e for e in edits if isinstance(e, dict)] if isinstance(edits, list) else [values]:
         old, new = _first(edit, _OLD_KEYS), _first(edit, _NEW_KEYS)
         if old and new is not None:
             yield Hunk(old, new, bool(edit.get("replace_all") or edit.get("replaceAll")))
-    diff = given.get("diff")
+    diff = values.get("diff")
     texts: list[list[str]] = [[]]
     for line in diff.splitlines(keepends=True) if isinstance(diff, str) else ():  # SEARCH, =====, REPLACE
         if not _FENCES.fullmatch(line.rstrip()):
@@ -507,9 +507,9 @@ def is_patch(text: str) -> bool:
     return re.search(r"^(?:\*\*\* Begin Patch|@@)", text, re.MULTILINE) is not None
 
 
-def _patches(given: Mapping[str, Any], path: str | None) -> Iterator[_Patch]:
+def _patches(values: Mapping[str, Any], path: str | None) -> Iterator[_Patch]:
     """The patches in the arguments of a call: of apply_patch, also within a command, and unified diffs."""
-    for text in _strings(given):
+    for text in _strings(values):
         if not is_patch(text):
             continue
         lines = text.split("\n")
@@ -519,11 +519,11 @@ def _patches(given: Mapping[str, Any], path: str | None) -> Iterator[_Patch]:
             ends_place = _PATCHED.match(line) or line.startswith(("@@", "*** End Patch"))
             if ends_place and patch is not None and patch.hunks:
                 _close(patch, old, new)
-            if found := _PATCHED.match(line):
+            if match := _PATCHED.match(line):
                 if patch is not None and patch.hunks:
                     yield patch
-                patch = _Patch((found[2] or found[3]).strip(), (found[1] or "update").lower(), [])
-                patch.hunks.extend([Hunk("", "", lines=True)] if found[1] else [])
+                patch = _Patch((match[2] or match[3]).strip(), (match[1] or "update").lower(), [])
+                patch.hunks.extend([Hunk("", "", lines=True)] if match[1] else [])
             elif patch is None or line.startswith(("*** Begin", "*** End of File", "\\ No newline")):
                 continue
             elif line.startswith(_MOVED):
@@ -554,11 +554,11 @@ def _close(patch: _Patch, old: list[str], new: list[str]) -> None:
     new.clear()
 
 
-def _strings(given: Any, depth: int = 3) -> Iterator[str]:
-    if isinstance(given, str):
-        yield given
-    elif depth and isinstance(given, (dict, list)):
-        for value in islice(given.values() if isinstance(given, dict) else given, _MOST_CHANGES):
+def _strings(node: Any, depth: int = 3) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif depth and isinstance(node, (dict, list)):
+        for value in islice(node.values() if isinstance(node, dict) else node, _MOST_CHANGES):
             yield from _strings(value, depth - 1)
 
 
@@ -567,7 +567,7 @@ def _commands(command: str) -> list[tuple[str, list[str], list[str]]]:
     """The simple commands in a shell's command: the folder, the words, the paths that output goes into."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=_OPERATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    found = list[tuple[str, list[str], list[str]]]()
+    commands = list[tuple[str, list[str], list[str]]]()
     folder, words, paths, into = "", list[str](), list[str](), False
     try:
         tokens = [*lexer, ";"]
@@ -583,14 +583,14 @@ def _commands(command: str) -> list[tuple[str, list[str], list[str]]]:
             if words[:1] == ["cd"] and len(words) == 2:
                 folder = _joined(folder, words[1])
             elif words or paths:
-                found.append((folder, words, paths))
+                commands.append((folder, words, paths))
             words, paths = [], []
         elif into:
             paths.append(_joined(folder, token))
             into = False
         else:
             words.append(token)
-    return found
+    return commands
 
 
 def _joined(folder: str, path: str) -> str:
@@ -612,13 +612,13 @@ def _shell_changes(command: str) -> list[tuple[str, str | None]]:
         ends.setdefault(line.strip(" \t"), []).append(number)
     while at < len(lines):
         line, at = lines[at], at + 1
-        for found in _HEREDOC.finditer(line):
-            after = ends.get(found[3], ())
+        for heredoc in _HEREDOC.finditer(line):
+            after = ends.get(heredoc[3], ())
             if (place := bisect_left(after, at)) == len(after):
                 continue
-            tabs, quoted, _ = found.groups()
+            tabs, quoted, _ = heredoc.groups()
             text, at = "".join(f"{row}\n" for row in lines[at : after[place]]), after[place] + 1
-            line = line[: found.start()] + line[found.end() :]
+            line = line[: heredoc.start()] + line[heredoc.end() :]
             commands = _commands(line)
             is_exact = (quoted or not re.search(r"[$`\\]", text)) and not tabs and ">>" not in line
             if len(commands) == 1 and commands[0][1][:1] in (["cat"], ["tee"]) and is_exact:
@@ -651,20 +651,20 @@ def _shell_changes(command: str) -> list[tuple[str, str | None]]:
 
 def _changes_tree(words: Sequence[str]) -> bool:
     """Return whether a command of git may change any file: it goes to other commits, or takes changes back."""
-    verb, given = words[1] if len(words) > 1 else "", words[2:]
+    verb, args = words[1] if len(words) > 1 else "", words[2:]
     if verb == "stash":
-        return given[:1] not in (["list"], ["show"], ["drop"], ["clear"])
+        return args[:1] not in (["list"], ["show"], ["drop"], ["clear"])
     if verb == "reset":
-        return "--hard" in given
-    if verb in ("checkout", "restore", "switch") and len(given) == 1:
-        return given == ["."] or (verb != "restore" and not re.search(r"[./]|^-", given[0]))
+        return "--hard" in args
+    if verb in ("checkout", "restore", "switch") and len(args) == 1:
+        return args == ["."] or (verb != "restore" and not re.search(r"[./]|^-", args[0]))
     return verb in ("pull", "merge", "rebase", "revert", "cherry-pick")
 
 
 def _numbered(command: str, output: str) -> Iterator[tuple[str, str]]:
     """The files of which an output shows lines with their numbers, as a search does, and how each is printed."""
     text = _plain(output)
-    printed = dict.fromkeys(found[1] for found in islice(_NUMBERED_LINE.finditer(text), _MOST_PLACES))
+    printed = dict.fromkeys(match[1] for match in islice(_NUMBERED_LINE.finditer(text), _MOST_PLACES))
     yield from ((path, f"{path}:") for path in islice(printed, _MOST_CHANGES))
     if not printed and command[:_MOST_SHELL] and re.match(r"\d+[:-]", text):
         for folder, words, _ in _commands(command[:_MOST_SHELL]):
@@ -679,11 +679,11 @@ def _shell_view(command: str) -> tuple[str, str] | None:
     commands = [(folder, words, paths) for folder, words, paths in _commands(command)]
     if not commands or any(paths or words[0] not in _SHOWS for _, words, paths in commands):
         return None
-    found = [
+    files = [
         _joined(folder, word)
         for folder, words, _ in commands
         for word in words[1 + (words[0] == "sed") :]
         if not re.fullmatch(r"-.*|[\d,$+;p ]+", word) and not re.search(r"[$*`?]", word)
     ]
     is_whole = len(commands) == 1 and commands[0][1][0] in ("cat", "nl", "bat")
-    return (found[0], "" if is_whole else command) if len(found) == 1 else None
+    return (files[0], "" if is_whole else command) if len(files) == 1 else None

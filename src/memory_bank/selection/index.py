@@ -240,8 +240,8 @@ class EvidenceIndex:
         if np.any(least):
             places, gains = [*chosen.gains], np.array([*chosen.gains.values()])
             sizes, floor = t.segments["tokens"][places], np.broadcast_to(least, t.segments.size)[places]
-            kept = (np.cumsum(sizes) <= budget // 2) | (gains >= floor * sizes)
-            chosen = self._of(chosen, dict(compress(chosen.gains.items(), kept)))
+            mask = (np.cumsum(sizes) <= budget // 2) | (gains >= floor * sizes)
+            chosen = self._of(chosen, dict(compress(chosen.gains.items(), mask)))
         left = np.flatnonzero(left > 0)
         if len(left) and (rest := self._rest(chosen, left, budget // 3)):
             tokens = self.count(_rest_line(tuple(chain.from_iterable(rest.values()))))
@@ -251,7 +251,7 @@ class EvidenceIndex:
 
     def _names(self, selection: Selection, room: int) -> dict[int, tuple[str, ...]]:
         """The names of entries that each listing is shown without, where there is room for all of them."""
-        found = dict[int, tuple[str, ...]]()
+        by_record = dict[int, tuple[str, ...]]()
         for record, places in selection.shown.items():
             item, inside = self.tables.parsed[record], {*places}
             names: dict[str, dict[str, bool]] = {key: {} for key in NAMING}  # by key, whether each is shown
@@ -264,9 +264,9 @@ class EvidenceIndex:
             most = min(MOST_NAMES, room)
             is_short = 2 * len(rest) <= most and all(len(t) <= LONGEST_REST and t.isprintable() for t in rest)
             if rest and is_short and (tokens := self.count(_rest_line(rest))) <= most:
-                found[record] = rest
+                by_record[record] = rest
                 room -= tokens
-        return found
+        return by_record
 
     def _trust(self) -> Array:
         """By source the factor of its worth: less where mostly calls to itself have used its values."""
@@ -278,7 +278,7 @@ class EvidenceIndex:
 
     def _rest(self, selection: Selection, left: Array, room: int) -> dict[int, tuple[str, ...]]:
         """The values of lists that calls work off which no chosen segment of their record shows, as room allows."""
-        t, found = self.tables, {}
+        t, by_record = self.tables, {}
         for record, places in selection.shown.items():
             item, first = t.parsed[record], t.first_segment[record]
             mine = left[t.values["record"][left] == record]
@@ -289,9 +289,9 @@ class EvidenceIndex:
             while rest and (over := self.count(_rest_line(rest)) - room) > 0:
                 del rest[-max(1, over // 12) :]
             if rest and item.kind == "output":
-                found[record] = tuple(rest)
+                by_record[record] = tuple(rest)
                 room -= self.count(_rest_line(rest))
-        return found
+        return by_record
 
     def choose(self, worth: Array, older: int, budget: int, prices: Sequence[int] | None = None) -> Selection:
         """Return what is chosen from the first `older` records; `worth` is by value, the rest as in `select`."""
@@ -361,9 +361,9 @@ class EvidenceIndex:
         at = np.arange(int(stop[-1])) + np.repeat(s["start"] - (stop - s["count"]), s["count"])
         flat = t.pairs["value"][at]
         width = len(worth)
-        if known := [values.astype(np.int64) + r * width for r, values in shown_by.items() if len(values)]:
+        if pairs := [values.astype(np.int64) + r * width for r, values in shown_by.items() if len(values)]:
             owners = np.repeat(s["record"], s["count"]).astype(np.int64)
-            flat = np.where(np.isin(flat + owners * width, np.concatenate(known)), width, flat)
+            flat = np.where(np.isin(flat + owners * width, np.concatenate(pairs)), width, flat)
         names: list[int] = segments.tolist()
         tokens: list[int] = t.segments["tokens"][segments].tolist()
         gaps: list[int] = t.segments["gap"][segments].tolist()
@@ -441,7 +441,7 @@ class EvidenceIndex:
         return chosen, edge
 
     def _short_forms(self, segments: Array, worth: Array) -> dict[int, ShortForm]:
-        t, found = self.tables, {}
+        t, forms = self.tables, {}
         for segment in segments.tolist():
             form = self.short_form(segment)
             if form is None:
@@ -452,20 +452,20 @@ class EvidenceIndex:
             whole = (factor * values.sum() + copied) / (tokens + gap)
             share = form.tokens / tokens
             if (factor * values[form.shown].sum() + copied * share) / (form.tokens + gap) > whole:
-                found[segment] = form
-        return found
+                forms[segment] = form
+        return forms
 
     def short_form(self, segment: int) -> ShortForm | None:
         """The short form of a segment of an output; None where it has no long value."""
         if segment not in self._short:
             record, place = self.tables.place_of(segment)
-            item, found = self.tables.parsed[record], None
+            item, form = self.tables.parsed[record], None
             if item.kind == "output" and (text := item.cut.segments[place]).long_values():
                 short = text.short()
                 folded = fold(short)
                 shown = np.array([stands_in(c.form, folded) for c in item.candidates[place]], bool)
-                found = ShortForm(self.count(short), shown)
-            self._short[segment] = found
+                form = ShortForm(self.count(short), shown)
+            self._short[segment] = form
         return self._short[segment]
 
     def without_last(self, selection: Selection, tokens: int) -> Selection:
@@ -555,6 +555,6 @@ class EvidenceIndex:
             for both in zip(best.tolist(), weights.tolist(), strict=True)
         ]
         forms = [t.forms[value] for value in ids[numbers].tolist()]
-        found = [*zip(forms, chance[numbers].astype(float).round(4).tolist(), odds, strict=True)]
+        reasons = [*zip(forms, chance[numbers].astype(float).round(4).tolist(), odds, strict=True)]
         ends = np.searchsorted(owner, np.arange(1, len(segments)))
-        return [tuple(found[column] for column in own) for own in np.split(columns, ends)]
+        return [tuple(reasons[column] for column in of_segment) for of_segment in np.split(columns, ends)]

@@ -158,8 +158,8 @@ def _key_like(r: Rows) -> Array:
     """By key: the share of its words that stand in names of arguments, or in keys whose values were used."""
     t = r.step.tables
     names = [key_words(str(name)) for name in t.keys.ids]
-    known = t.argument_words.union(*(names[n] for n in np.flatnonzero(r["used"] > 0).tolist()))
-    return np.array([len(known.intersection(words)) / max(1, len(words)) for words in names], np.float32)
+    used_words = t.argument_words.union(*(names[n] for n in np.flatnonzero(r["used"] > 0).tolist()))
+    return np.array([len(used_words.intersection(words)) / max(1, len(words)) for words in names], np.float32)
 
 
 def _like_rate(r: Rows) -> Array:
@@ -233,10 +233,10 @@ _PLACES = {
 
 def _computed(feature: Feature, rows: Rows) -> Array:
     """A feature of some rows; what many values have in common is computed once a step."""
-    known = rows.step.columns if feature.depends_on in OWNERS else {}
-    if feature.name not in known:
-        known[feature.name] = np.asarray(feature.compute(rows), dtype=np.float32)
-    return known[feature.name]
+    cache = rows.step.columns if feature.depends_on in OWNERS else {}
+    if feature.name not in cache:
+        cache[feature.name] = np.asarray(feature.compute(rows), dtype=np.float32)
+    return cache[feature.name]
 
 
 def describe(step: CurrentStep, ids: Array) -> Array:
@@ -300,10 +300,10 @@ def describe_segments(step: CurrentStep, last: int) -> Array:
     t = step.tables
     s, r = t.segments, t.records
     record = s["record"][:last]
-    own = r["own"][record]
+    kinds = r["own"][record]
     recent = recency(r["interaction"], step.tail)[record]
     stale, file = r["stale"][record], r["file"][record]
-    arguments = own == OWN["arguments"]
+    arguments = kinds == OWN["arguments"]
     v = t.values
     used = v["uses"] - v["agent"] > 0
     lately = used & (v["used"] >= step.tail - RECENT)
@@ -314,7 +314,7 @@ def describe_segments(step: CurrentStep, last: int) -> Array:
             np.log1p(np.maximum(step.tail - r["interaction"], 0))[record],
             arguments,
             arguments * recent,
-            own == OWN["note"],
+            kinds == OWN["note"],
             stale == 1,
             (stale > 0) & (stale < 1),
             (file > 0) & (stale < 1),

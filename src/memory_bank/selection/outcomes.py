@@ -137,9 +137,9 @@ def clip(text: str, chars: int) -> str:
 
 
 def outcome(
-    output: str, known: Collection[str] = (), *, failed: bool | None = None, ends: bool = False
+    output: str, seen: Collection[str] = (), *, failed: bool | None = None, ends: bool = False
 ) -> tuple[str, list[str]]:
-    """The outcome in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones.
+    """The outcome in a few words ("" for nothing, ``error: …``), and the values in it that are not among ``seen``.
 
     ``failed``: whether the call failed; None: as the output alone reports. ``ends``: where no line sums it up, the
     last one tells.
@@ -148,9 +148,9 @@ def outcome(
     text, value = as_terminal(content.text).strip(), content.value
     if is_failure(output) if failed is None else failed:
         if is_cancelled(text):
-            what = "rejected" if "rejected" in text[:_READ_CHARS] else "cancelled"
-            said = _SAID.search(text)
-            return f"{what} by the user{f': {clip(one_line(said[1]), _ERROR_CHARS)}' if said else ''}", []
+            verb = "rejected" if "rejected" in text[:_READ_CHARS] else "cancelled"
+            reply = _SAID.search(text)
+            return f"{verb} by the user{f': {clip(one_line(reply[1]), _ERROR_CHARS)}' if reply else ''}", []
         words = _error_text(text, value, content.code) or f"exit code {content.code}"
         status = _HTTP.match(output)
         return f"error: {status[1]} {words}" if status else f"error: {words}", []
@@ -160,31 +160,31 @@ def outcome(
         printed = lines_at_the_ends(text.partition("Output:\n")[2])[-1:]
         return clip("; ".join([running[1], *printed]), _ERROR_CHARS), []
     if value is None or _CONFIRMED.match(text[:_READ_CHARS]):
-        shown, values = _outcome_of_text(output, text, known, ends)
+        shown, values = _outcome_of_text(output, text, seen, ends)
         return f'"{shown}"' if shown.startswith("error: ") else shown, values
     if isinstance(value, list):
-        listed = _listed(value, known)
+        listed = _listed(value, seen)
         if listed != "1 item" or not isinstance(value[0], dict):
             return listed, []
         value = value[0]
-    own: list[str] = []
+    members: list[str] = []
     pairs, others = [], []
     for leaf in islice(leaves(value, opened=inner_json, breadth_first=True), _OUTCOME_LEAVES):
         if leaf.value is None:
             continue
         pair = leaf.key, "false" if leaf.value is False else one_line(str(leaf.value)[:_READ_CHARS])
         if leaf.depth == 1:
-            own.append(pair[1])
+            members.append(pair[1])
         # of the items of a list ids alone are shown: the count of the first one would be taken for the list's
         if is_id(*pair) or not _in_list(leaf):
             pairs.append(pair)
             others += [] if leaf.value is True or leaf.value == "" else [pair]
-    shown, values = _telling(pairs, known, own)
+    shown, values = _telling(pairs, seen, members)
     if shown:
         return shown, values
     if isinstance(value, dict) and (counts := [(k, v) for k, v in value.items() if isinstance(v, list)]):
         return ", ".join(f"{clip(one_line(k), 24)}: {_items(v)}" for k, v in counts[:3]), []
-    shown, values = _parts([(1, k, v) for k, v in others if v not in known])
+    shown, values = _parts([(1, k, v) for k, v in others if v not in seen])
     nested = (
         f"{clip(one_line(k), 24)}: {_items(v)}"
         for k, v in value.items()
@@ -193,7 +193,7 @@ def outcome(
     return shown or next(nested, "ok"), values
 
 
-def _listed(items: Sequence[object], known: Collection[str]) -> str:
+def _listed(items: Sequence[object], seen: Collection[str]) -> str:
     """How many items a list has, and what the first ones are called, as there is room."""
     names: list[str] = []
     room = _TELLING_CHARS
@@ -201,7 +201,7 @@ def _listed(items: Sequence[object], known: Collection[str]) -> str:
         if isinstance(item, dict):
             keys = (k for name in _NAMES for k in item if str(k).casefold().rpartition("_")[2] == name)
             item = next(
-                (item[k] for k in keys if isinstance(item[k], (str, int)) and item[k] not in known), ""
+                (item[k] for k in keys if isinstance(item[k], (str, int)) and item[k] not in seen), ""
             )
         elif isinstance(item, list):
             item = ", ".join(str(cell) for cell in item[:6] if isinstance(cell, (str, int, float)))
@@ -210,15 +210,15 @@ def _listed(items: Sequence[object], known: Collection[str]) -> str:
             break
         names.append(name)
         room -= len(name) + 2
-    more = "; …" * (len(names) < len(items))
-    return f"{_items(items)}: {'; '.join(names)}{more}" if names else _items(items)
+    tail = "; …" * (len(names) < len(items))
+    return f"{_items(items)}: {'; '.join(names)}{tail}" if names else _items(items)
 
 
 def _items(items: Collection[object]) -> str:
     return f"{len(items):,} item{'s' * (len(items) != 1)}"
 
 
-def _outcome_of_text(output: str, text: str, known: Collection[str], ends: bool) -> tuple[str, list[str]]:
+def _outcome_of_text(output: str, text: str, seen: Collection[str], ends: bool) -> tuple[str, list[str]]:
     line = one_line(text[:_READ_CHARS])
     if len(line) <= _SHORT_TEXT and len(text) <= _READ_CHARS:
         return line, []
@@ -227,7 +227,7 @@ def _outcome_of_text(output: str, text: str, known: Collection[str], ends: bool)
         where = f", lines {numbers[0]} to {numbers[-1]}" if numbers else ""
         return f"{confirmed[1].casefold()}{where}", []
     labelled = _labelled(text[:_LABELLED_CHARS])
-    shown, values = _telling(labelled, known, [text for _, text in labelled])
+    shown, values = _telling(labelled, seen, [text for _, text in labelled])
     if tells_id(shown):
         return shown, values
     count = text.count("\n") + 1
@@ -286,9 +286,9 @@ def report_of(text: str) -> Report:
     del hints[_MOST_HINTS // 2 : -_MOST_HINTS // 2]
     failed = {k for k in hints if FAILED_LINE.match(k) or RUN_FAILED.search(k) or _FAILED_ENTRY.match(k)}
     sums = sorted(last[k] for k in hints if _SUMS[0].search(k) and len(lines[last[k]]) <= _TOLD_CHARS)
-    own = [line for line in lines if line[:1].strip()]
-    own = own[:: 1 + len(own) // _SAMPLE]
-    is_log = 2 * sum(_ENTRY.match(line) is not None for line in own) > len(own)
+    unindented = [line for line in lines if line[:1].strip()]
+    unindented = unindented[:: 1 + len(unindented) // _SAMPLE]
+    is_log = 2 * sum(_ENTRY.match(line) is not None for line in unindented) > len(unindented)
     ends = {*range(_NEAR_BEGIN), *range(len(lines) - _NEAR_END, len(lines))}
     if not (is_log or (failed and sums)) and ends.isdisjoint([*sums, *(last[key] for key in failed)]):
         return Report()
@@ -354,10 +354,10 @@ def _labelled(text: str) -> list[tuple[str, str]]:
                 pairs = [(name, cell) for name, cell in zip(names, cells, strict=True) if name and cell]
                 if any(is_id(*pair) for pair in pairs):
                     return pairs
-    found = _LABELLED.findall(text)
-    times = Counter(_DIGITS.sub("#", key) for key, _ in found)
-    once = [(key, value) for key, value in found if times[_DIGITS.sub("#", key)] == 1]
-    return [(key.rpartition(".")[2], value) for key, value in once or found]
+    labelled = _LABELLED.findall(text)
+    times = Counter(_DIGITS.sub("#", key) for key, _ in labelled)
+    once = [(key, value) for key, value in labelled if times[_DIGITS.sub("#", key)] == 1]
+    return [(key.rpartition(".")[2], value) for key, value in once or labelled]
 
 
 def _in_list(leaf: Leaf) -> bool:
@@ -370,22 +370,22 @@ def _in_list(leaf: Leaf) -> bool:
 
 
 def _telling(
-    found: Iterable[tuple[str, str]], known: Collection[str], own: Collection[str]
+    pairs: Iterable[tuple[str, str]], seen: Collection[str], top_values: Collection[str]
 ) -> tuple[str, list[str]]:
     """Up to three (key, value) pairs as text, the state first, then ids, and their values.
 
-    Those in ``own`` are ids by their spelling alone.
+    A value of ``top_values`` is an id already by its spelling; those in ``seen`` are left out.
     """
     return _parts(
         [
             (0 if is_state else 1 if is_id(key, text) else 2, key, text)
-            for key, text in found
+            for key, text in pairs
             if len(key) <= _TELLING_CHARS
-            and text not in known
+            and text not in seen
             and (
                 (is_state := _STATE.search(key) is not None)
                 or _TELLING.search(key)
-                or (text in own and is_id("", text))
+                or (text in top_values and is_id("", text))
             )
         ]
     )
@@ -396,7 +396,7 @@ def _parts(chosen: Sequence[tuple[int, str, str]]) -> tuple[str, list[str]]:
     parts: dict[str, str] = {}  # by value
     room = _TELLING_CHARS
     keys: set[str] = set()
-    for rank, key, text in sorted(chosen, key=lambda found: found[0]):
+    for rank, key, text in sorted(chosen, key=lambda ranked: ranked[0]):
         part = f"{key}={clip(text, _ID_CHARS if rank == 1 else 32)}"
         is_more = rank == 0 and any(p in keys for p in keys)
         if len(part) <= room and text not in parts and not is_more and not (rank != 1 and key in keys):
@@ -437,10 +437,11 @@ def _error_text(text: str, value: Any, code: int | None) -> str:
     near = lines[-12:]
     failed = next((line for line in lines if FAILED_LINE.match(line)), "")
     if summed := next((n for n in reversed(near) if len(n) <= 160 and _SUMS[0].search(n)), ""):
-        more = failed if failed and failed not in summed else next(filter(PROBLEM.search, lines), "")
+        detail = failed if failed and failed not in summed else next(filter(PROBLEM.search, lines), "")
         summed = _LABEL.sub("", summed.rstrip("=: "))
         return clip(
-            f"{summed}; {_LABEL.sub('', more)}" if more and summed not in more else summed, _SUMMED_CHARS
+            f"{summed}; {_LABEL.sub('', detail)}" if detail and summed not in detail else summed,
+            _SUMMED_CHARS,
         )
     raised = next((n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")), None)
     if raised is not None:

@@ -309,8 +309,8 @@ class EvidenceTables:
         shown: dict[int, tuple[int, val.Candidate]] = {}  # value: segment and candidate of its first place
         pairs: list[int] = []
         counts = np.zeros(len(item.candidates), dtype=np.int32)
-        for segment, found in enumerate(item.candidates):
-            for c in found:
+        for segment, candidates in enumerate(item.candidates):
+            for c in candidates:
                 value = self.ids.get(c.form)
                 if value is None:
                     value = self._new_value(c.form, c.kind, c.text)
@@ -369,8 +369,8 @@ class EvidenceTables:
             self.anchor = list(texts)
             self._anchor_texts = {t: self._anchor_texts.get(t) or _AnchorText.of(t) for t in texts}
             folded = " ".join(filter(None, [self._anchor_texts[t].folded for t in texts]))
-            found = zip(*(known[1:] for known in [_NO_TEXT, *self._anchor_texts.values()]), strict=True)
-            self._shown = _AnchorText(folded, *(set().union(*sets) for sets in found))
+            by_kind = zip(*(text[1:] for text in [_NO_TEXT, *self._anchor_texts.values()]), strict=True)
+            self._shown = _AnchorText(folded, *(set().union(*sets) for sets in by_kind))
             self._anchored = 0, 0, 0
         v, words, runs = self.values, self.words.table, self.runs.table
         first, first_word, first_run = self._anchored

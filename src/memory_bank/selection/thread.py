@@ -58,23 +58,23 @@ class Argument(NamedTuple):
 
 def arguments_of(arguments: str) -> tuple[Argument, ...]:
     """The values in the arguments of a call (JSON text, or any other text), in order."""
-    found = []
+    values = []
     for value, key, _, _ in islice(leaves(parse_arguments(arguments)), _LEAVES):
         if value is None or isinstance(value, bool):
             continue
         text = str(value)[:_READ_CHARS]
         if text := one_line(text) if isinstance(value, str) else text:
             start = text[:LEAST_CHARS].strip().casefold()
-            found.append(Argument("" if key == RAW else one_line(key)[:40], text, start))
-    return tuple(found)
+            values.append(Argument("" if key == RAW else one_line(key)[:40], text, start))
+    return tuple(values)
 
 
 def shown_arguments(arguments: str) -> str:
     """The texts in a call's arguments that a context shows when it keeps the call, one a line."""
     if len(arguments) <= LONG_ARGUMENT:
         return arguments
-    found = (str(leaf.value) for leaf in islice(leaves(parse_arguments(arguments)), _LEAVES))
-    return "\n".join(text if len(text) <= LONG_ARGUMENT else text[:ARGUMENT_START] for text in found)
+    texts = (str(leaf.value) for leaf in islice(leaves(parse_arguments(arguments)), _LEAVES))
+    return "\n".join(text if len(text) <= LONG_ARGUMENT else text[:ARGUMENT_START] for text in texts)
 
 
 def distinguishing(arguments: Sequence[Argument], frequency: Sequence[int]) -> tuple[Argument, ...]:
@@ -82,14 +82,14 @@ def distinguishing(arguments: Sequence[Argument], frequency: Sequence[int]) -> t
 
     A number, as the first line of what is read, comes after the file that it is of.
     """
-    known = {a.start: (number, at) for at, (a, number) in enumerate(zip(arguments, frequency, strict=True))}
+    order = {a.start: (number, at) for at, (a, number) in enumerate(zip(arguments, frequency, strict=True))}
     firsts = {a.start: a for a in reversed(arguments)}.values()
-    found = [a for a in firsts if len(a.start) >= 2] or list(arguments)
-    found.sort(key=lambda a: (known[a.start][0], -min(len(a.start), 12), known[a.start][1]))
-    found = found[: 2 if found and known[found[0].start][0] > 1 else 1]
+    chosen = [a for a in firsts if len(a.start) >= 2] or list(arguments)
+    chosen.sort(key=lambda a: (order[a.start][0], -min(len(a.start), 12), order[a.start][1]))
+    chosen = chosen[: 2 if chosen and order[chosen[0].start][0] > 1 else 1]
     file = next((a for a in arguments if a.key in PATH_KEYS), None)
-    rest = [a for a in found if a is not file]
-    return (file, *rest) if file and all(a.text.isdecimal() for a in rest) else tuple(found)
+    rest = [a for a in chosen if a is not file]
+    return (file, *rest) if file and all(a.text.isdecimal() for a in rest) else tuple(chosen)
 
 
 def _last_part(text: str) -> str:
@@ -214,25 +214,25 @@ def plan_in_call(tool: str, arguments: str) -> str:
 def _item_line(item: object) -> str:
     if isinstance(item, str):
         return f"- {clip(one_line(item), _ITEM_CHARS)}" if item.strip() else ""
-    given = item if isinstance(item, dict) else {}
-    text = next((given[k] for k in _TEXT_KEYS if isinstance(given.get(k), str) and given[k].strip()), None)
+    entry = item if isinstance(item, dict) else {}
+    text = next((entry[k] for k in _TEXT_KEYS if isinstance(entry.get(k), str) and entry[k].strip()), None)
     if text is None:
         return ""
-    state = next((str(given[k]).casefold() for k in _STATE_KEYS if given.get(k) is not None), "")
+    state = next((str(entry[k]).casefold() for k in _STATE_KEYS if entry.get(k) is not None), "")
     return f"- [{_STATES.get(state, ' ')}] {clip(one_line(text), _ITEM_CHARS)}"
 
 
 def plan_in_text(text: str) -> str:
     """The check list in what the agent wrote, line by line; "" where it has none."""
-    found = _CHECK.findall(text[:_NOTE_CHARS])
-    lines = [f"- [{state}] {clip(one_line(body), _ITEM_CHARS)}" for state, body in found[:_MOST_ITEMS]]
+    checks = _CHECK.findall(text[:_NOTE_CHARS])
+    lines = [f"- [{state}] {clip(one_line(body), _ITEM_CHARS)}" for state, body in checks[:_MOST_ITEMS]]
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def steps_in_text(text: str) -> str:
     """A numbered plan, or what the agent says is left to do, one line an item; "" where it says none."""
-    found = _NUMBERED.search(text[:_NOTE_CHARS])
-    points = _POINT.split(found[1])[1:] if found else _LEFT.findall(text[:_NOTE_CHARS])
+    match = _NUMBERED.search(text[:_NOTE_CHARS])
+    points = _POINT.split(match[1])[1:] if match else _LEFT.findall(text[:_NOTE_CHARS])
     return "\n".join(f"- {clip(one_line(point), _ITEM_CHARS)}" for point in points[:_MOST_ITEMS])
 
 
@@ -326,12 +326,12 @@ class Thread:
         task: Sequence[str] = (),
     ) -> bool:  # fmt: skip
         """Add the next call, and what the agent wrote with it; return whether it failed. ``task``: what was asked."""
-        found = arguments_of(arguments)
+        parsed = arguments_of(arguments)
         failed = is_failure(output, tool, arguments)
         changed = not failed and changes_something(tool, arguments, declared=self._declared)
         name = one_line(tool)[:80]
         returned = self._returned.setdefault(name, set())
-        told = returned.union(a.text for a in found)
+        told = returned.union(a.text for a in parsed)
         came_back, values = outcome(output, told, failed=failed, ends=changed or runs(tool, arguments))
         returned.update(values)
         has_id = bool(values) and tells_id(came_back)
@@ -339,45 +339,45 @@ class Thread:
         plan = plan_in_call(tool, arguments) or self._plan_of_tasks(tool, arguments, output)
         self._calls.append(
             _Call(
-                number, interaction, name, found, one_line(came_back), changed and not plan, failed, has_id,
+                number, interaction, name, parsed, one_line(came_back), changed and not plan, failed, has_id,
                 command, "" if failed or not changed else file, makes,
             )
         )  # fmt: skip
-        self._frequency.setdefault(name, Counter()).update({a.start for a in found})
+        self._frequency.setdefault(name, Counter()).update({a.start for a in parsed})
         if not failed and (rules := rules_read(tool, arguments, output, task)):
             self._rules[number] = rules
         if plan := plan or plan_in_text(remark):
             self._plans.append((interaction, plan))
         if steps := steps_in_text(remark):
             self._steps.append((interaction, steps))
-        self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(remark))
+        self._decisions.extend((interaction, quote_lines(decision)) for decision in decisions_in(remark))
         return failed
 
     def _plan_of_tasks(self, tool: str, arguments: str, output: str) -> str:
         """The plan after a call that makes or changes one item of it; "" for other calls."""
         if not _TASK_TOOL.search(_HUMP.sub("_", tool)):
             return ""
-        given = parse_arguments(arguments)
-        key = next((str(given[k]) for k in _TASK_ID_KEYS if given.get(k) is not None), "")
-        if not key and (made := _TASK_MADE.search(output[:_READ_CHARS])):
-            key = made[1]
+        entry = parse_arguments(arguments)
+        key = next((str(entry[k]) for k in _TASK_ID_KEYS if entry.get(k) is not None), "")
+        if not key and (match := _TASK_MADE.search(output[:_READ_CHARS])):
+            key = match[1]
         text, state = self._tasks.get(key, ("", "pending"))
         text = next(
-            (given[k] for k in _SUBJECT_KEYS if isinstance(given.get(k), str) and given[k].strip()), text
+            (entry[k] for k in _SUBJECT_KEYS if isinstance(entry.get(k), str) and entry[k].strip()), text
         )
-        state = next((str(given[k]).casefold() for k in _STATE_KEYS if given.get(k) is not None), state)
+        state = next((str(entry[k]).casefold() for k in _STATE_KEYS if entry.get(k) is not None), state)
         if not key or not text:
             return ""
         self._tasks[key] = text, state
-        kept = [(key, *item) for key, item in self._tasks.items() if item[1] != "deleted"][-_MOST_ITEMS:]
-        done = [key for key, _, state in kept if _STATES.get(state) == "x"]
+        tasks = [(key, *item) for key, item in self._tasks.items() if item[1] != "deleted"][-_MOST_ITEMS:]
+        done = [key for key, _, state in tasks if _STATES.get(state) == "x"]
         spans = [
             f"{a} to {b}" if a != b else str(a) for a, b in runs_of(int(key) for key in done if key.isdigit())
         ]
         spans += [key for key in done if not key.isdigit()]
         lines = [
             _item_line({"subject": f"{key}. {text}", "status": state})
-            for key, text, state in kept
+            for key, text, state in tasks
             if key not in done
         ]
         return "\n".join([f"- [x] {', '.join(spans)} done", *lines] if done else lines)
@@ -416,25 +416,25 @@ class Thread:
         before: int,
         room: int,
         shown: Collection[int] = (),
-        more: int = 0,
+        extra: int = 0,
         first: ThreadText = ThreadText(),
         hint: str = "",
     ) -> ThreadText:
         """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens.
 
-        ``more``: tokens beyond the room, for naming calls that changed something and for lines of those that brought
+        ``extra``: tokens beyond the room, for naming calls that changed something and for lines of those that brought
         back ids. ``first``: the list when none was shown elsewhere; the others of its lines come before anything
         else. ``hint``: what the heading says after its first words.
         """
-        known = frozenset(shown)
+        elsewhere = frozenset(shown)
         older = bisect_left(self._calls, before, key=lambda c: c.interaction)
-        calls = [c for c in self._calls[:older] if c.number not in known]
+        calls = [c for c in self._calls[:older] if c.number not in elsewhere]
         words = self._words(before, room)
         if not calls and not words:
             return ThreadText()
         head = HEAD.format(hint)
         left = room - (self.cost(words) if words else 0) - self.cost(head)
-        listing = _Listing(self, calls, left, more, first.lines)
+        listing = _Listing(self, calls, left, extra, first.lines)
         while True:
             text = (head if calls else "") + listing.text() + words
             tokens = self.count(text) if text else 0
@@ -463,17 +463,17 @@ class Thread:
             (DECISIONS_HEAD, decided[:-9:-1], 0.1),  # the latest first
         ):
             left = int(room * share) - self.cost(head) - 2
-            kept: list[str] = []
+            chosen: list[str] = []
             for line in lines:
                 left -= self.cost(line + "\n")
                 if left < 0:
                     break
-                kept.append(line + "\n")
-            if kept and head is DECISIONS_HEAD:
-                kept.reverse()
-            elif kept and head is PLAN_HEAD and len(kept) < len(lines):
-                kept.append("…\n")
-            texts += [head, *kept] if kept else []
+                chosen.append(line + "\n")
+            if chosen and head is DECISIONS_HEAD:
+                chosen.reverse()
+            elif chosen and head is PLAN_HEAD and len(chosen) < len(lines):
+                chosen.append("…\n")
+            texts += [head, *chosen] if chosen else []
         return "".join(texts)
 
     def _state(self, before: int) -> list[str]:
@@ -483,8 +483,8 @@ class Thread:
         """
         latest: dict[str, _Call] = {}
         times: Counter[str] = Counter()
-        made: set[str] = set()
-        known: set[str] = set()  # what calls have found or changed, by its name
+        new_files: set[str] = set()
+        seen: set[str] = set()  # what calls have found or changed, by its name
         for call in self._calls[: bisect_left(self._calls, before, key=lambda c: c.interaction)]:
             if call.command:
                 last = re.split("&&|;", call.command)[-1].strip()
@@ -492,11 +492,11 @@ class Thread:
                 latest.pop(last, None)
                 latest[last] = call
             if call.file:
-                made |= {call.file} if call.makes and call.file not in known else set()
+                new_files |= {call.file} if call.makes and call.file not in seen else set()
                 times[call.file] = times.pop(call.file, 0) + 1  # the newest last
-                known.add(call.file)
+                seen.add(call.file)
             if not call.failed:
-                known.update(a.text for a in call.arguments)
+                seen.update(a.text for a in call.arguments)
         lines = [
             f"failed last: {clip(c.command, _COMMAND_CHARS)} (#{c.number})"
             for c in reversed(latest.values())
@@ -504,11 +504,11 @@ class Thread:
         ][:_MOST_FAILING]
         if sum(times.values()) > 1:
             names = [
-                f"{_file_name(f, times)}{' (made)' * (f in made)}{f' ×{n}' * (n > 1)}"
+                f"{_file_name(f, times)}{' (made)' * (f in new_files)}{f' ×{n}' * (n > 1)}"
                 for f, n in times.items()
             ]
-            more = "…, " * (len(names) > _MOST_FILES)
-            lines.insert(0, f"files changed: {more}{', '.join(names[-_MOST_FILES:])}")
+            ellipsis = "…, " * (len(names) > _MOST_FILES)
+            lines.insert(0, f"files changed: {ellipsis}{', '.join(names[-_MOST_FILES:])}")
         return lines
 
 
@@ -519,11 +519,11 @@ def _work_of(tool: str, arguments: str) -> tuple[str, str, bool]:
         return "", one_line(access.path) if access.access != "read" else "", access.access == "write"
     if not runs(tool, arguments):
         return "", "", False
-    given = parse_arguments(arguments)
-    text = next((given[k] for k in ("command", "cmd") if isinstance(given.get(k), str)), "")[:_READ_CHARS]
-    edited, made = _EDITED.search(text), _MADE_BY_SHELL.search(text)
-    file = edited[1] or edited[2] if edited else made[1] if made else ""
-    return one_line(_BEFORE_COMMAND.sub("", text)), one_line(file), made is not None and edited is None
+    values = parse_arguments(arguments)
+    text = next((values[k] for k in ("command", "cmd") if isinstance(values.get(k), str)), "")[:_READ_CHARS]
+    edited, written = _EDITED.search(text), _MADE_BY_SHELL.search(text)
+    file = edited[1] or edited[2] if edited else written[1] if written else ""
+    return one_line(_BEFORE_COMMAND.sub("", text)), one_line(file), written is not None and edited is None
 
 
 def _file_name(path: str, others: Collection[str]) -> str:
@@ -539,9 +539,9 @@ class _Listing:
     """Which form each call takes in a room: a line of its own (``first`` first), its tool's line, or counted."""
 
     def __init__(
-        self, thread: Thread, calls: Sequence[_Call], room: int, more: int, first: frozenset[int]
+        self, thread: Thread, calls: Sequence[_Call], room: int, extra: int, first: frozenset[int]
     ) -> None:
-        self._thread, self._calls, self._more = thread, calls, more
+        self._thread, self._calls, self._extra = thread, calls, extra
         changed = [c for c in calls if c.changed][-MOST_NAMED:]
         looked = [c for c in calls if not c.changed][-MOST_NAMED:]
         shown = sorted([*changed, *looked], key=lambda c: c.number)
@@ -577,11 +577,11 @@ class _Listing:
             if len(self.named) == len(shown):
                 break
 
-    def _pays(self, call: _Call, own: bool, price: int, beyond: bool) -> bool:
+    def _pays(self, call: _Call, is_line: bool, price: int, beyond: bool) -> bool:
         """Take a form of a call if there is room for it, ``beyond``: if need be beyond the room."""
-        if price > self._left + beyond * (self._more - self.more_tokens):
+        if price > self._left + beyond * (self._extra - self.more_tokens):
             return False
-        self._forms.append((call.number, own, price))
+        self._forms.append((call.number, is_line, price))
         self._left -= price
         if self._left < 0:
             self.more_tokens, self._left = self.more_tokens - self._left, 0
@@ -600,20 +600,20 @@ class _Listing:
                 self._paid[call.number] = price
 
     def _add_lines(self, calls: Sequence[_Call]) -> None:
-        own = {number for number, is_own, _ in self._forms if is_own}
+        lines = {number for number, is_own, _ in self._forms if is_own}
         changed = [c for c in calls if c.changed]
         failed = [c for c in calls if c.failed and not c.changed]
         found_ids = [c for c in calls if not c.failed and c.has_id]
         for wanted in (changed, failed, found_ids):
             for call in wanted:
-                if call.number in self._paid and call.number not in own:
+                if call.number in self._paid and call.number not in lines:
                     price = max(1, self._thread.cost(self._line(call) + "\n") - self._paid[call.number])
                     if self._pays(call, True, price, wanted is found_ids):
-                        own.add(call.number)
+                        lines.add(call.number)
 
     def _settle(self) -> None:
-        self.named = frozenset(number for number, own, _ in self._forms if not own)
-        self.lines = frozenset(number for number, own, _ in self._forms if own)
+        self.named = frozenset(number for number, is_line, _ in self._forms if not is_line)
+        self.lines = frozenset(number for number, is_line, _ in self._forms if is_line)
 
     def shorten(self, tokens: int) -> bool:
         """Give some calls a shorter form, the least important first; False where all are counted already."""
@@ -641,9 +641,9 @@ class _Listing:
                 for file, told in map(_parts, values):
                     body = ", ".join(t if k == common else named(k, t) for k, t in told)
                     bodies.setdefault(file, {})[body] = None
-                said = [", ".join([*(t for _, t in file), "; ".join(b)]) for file, b in bodies.items()]
+                texts = [", ".join([*(t for _, t in file), "; ".join(b)]) for file, b in bodies.items()]
                 text = f"{ranges(valued)} {name}"
-                text += f" {named(common, '; '.join(said))}" if said else ""
+                text += f" {named(common, '; '.join(texts))}" if texts else ""
             if counted:
                 span, times = ranges(counted), f"×{len(counted)}"
                 text = f"{text}; besides {times} {span}" if text else f"{span} {name} {times}"

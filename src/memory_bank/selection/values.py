@@ -237,15 +237,15 @@ def _by_segment(cut: CutText) -> Iterator[tuple[Candidate, ...]]:
         is_first = segment.block != block
         if is_first:
             block, labels = segment.block, set()
-        found = find_candidates(segment, cut.heads[block] if is_first else "")
-        yield tuple([c for c in found if c.kind != KIND["label"] or c.form not in labels])
-        labels.update([c.form for c in found if c.kind == KIND["label"]])
+        candidates = find_candidates(segment, cut.heads[block] if is_first else "")
+        yield tuple([c for c in candidates if c.kind != KIND["label"] or c.form not in labels])
+        labels.update([c.form for c in candidates if c.kind == KIND["label"]])
 
 
 # -- candidates of a segment --------------------------------------------------
 def find_candidates(segment: Segment, head: str = "") -> list[Candidate]:
     """Return the values of a segment in reading order, each once, then those in labels and in `head`."""
-    found: dict[str, Candidate] = {}
+    values: dict[str, Candidate] = {}
     text = segment.text
     cells = segment.cells or (("", 0, len(text)),)
     labels = dict.fromkeys([head] if head else [])
@@ -254,37 +254,37 @@ def find_candidates(segment: Segment, head: str = "") -> list[Candidate]:
         value = text[start:end]
         if segment.structured and "\\" in value:
             value = unescape(value)
-        _add_cell(value, key.strip().casefold(), found, bool(key) or len(cells) > 1)
+        _add_cell(value, key.strip().casefold(), values, bool(key) or len(cells) > 1)
         if start > at:
             labels[text[at:start]] = None
         at = end
     for label in labels:
-        _add_labels(label, found)
-    return list(found.values())
+        _add_labels(label, values)
+    return list(values.values())
 
 
-def _add(found: dict[str, Candidate], text: str, kind: int, key: str = "", cell: bool = False) -> None:
+def _add(values: dict[str, Candidate], text: str, kind: int, key: str = "", cell: bool = False) -> None:
     form = fold(text)
-    if len(form) <= LONGEST and form not in found and not trivial(form):
-        found[form] = Candidate(form, kind, key, cell, text)
+    if len(form) <= LONGEST and form not in values and not trivial(form):
+        values[form] = Candidate(form, kind, key, cell, text)
 
 
-def _add_labels(text: str, found: dict[str, Candidate]) -> None:
+def _add_labels(text: str, values: dict[str, Candidate]) -> None:
     """Add the names in what stands between two cells, such as ``user.name: ``."""
     for part in _LABEL_END.split(text):
         name = part.strip(" \n\t-*#>\"'{}[](),:=")
         if not (3 <= len(name) <= 60 and name[0].isalpha()):
             continue
-        _add(found, name, KIND["label"])
+        _add(values, name, KIND["label"])
         if "." in name or "(" in name or (" " in name and any(c.isdigit() for c in name)):
             for match in _TOKEN.finditer(name):
                 token = _strip(match.group(0)).rsplit(".", 1)[-1]
                 if len(token) >= 3:
                     plain = match.lastgroup == "word" and token.islower()
-                    _add(found, token, KIND["label"] if plain else kind_of(token))
+                    _add(values, token, KIND["label"] if plain else kind_of(token))
 
 
-def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> None:
+def _add_cell(text: str, key: str, values: dict[str, Candidate], cell: bool) -> None:
     """Add a cell as a whole, the quoted strings and names in it, then its tokens and their parts.
 
     The path of a drawing has no values, nor has a long list of what a type allows, ``"a" | "b" | …``.
@@ -298,31 +298,31 @@ def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> N
     if "<" in whole and len(whole) <= 3 * LONGEST:
         whole = _TAGS.sub("", whole).strip()
     if whole and len(whole) <= LONGEST and (cell or (" " in whole and len(whole) <= LONGEST_LINE)):
-        _add(found, whole, _kind_or_phrase(whole), key, True)
+        _add(values, whole, _kind_or_phrase(whole), key, True)
     if " " in text:
         for match in _QUOTED.finditer(text):
             quoted = _strip(match.group(match.lastindex or 0))
-            _add(found, quoted, _kind_or_phrase(quoted), key, True)
+            _add(values, quoted, _kind_or_phrase(quoted), key, True)
         for match in _NAME.finditer(text):
-            _add(found, match.group(0), KIND["name"], key)
+            _add(values, match.group(0), KIND["name"], key)
     pattern = _TOKEN if "@" in text else _TOKEN_WITHOUT_AT if "/" in text else _TOKEN_WITHOUT_SLASH
     for match in pattern.finditer(text):
         token, group = match.group(), match.lastgroup or ""
         token = token if group in ("word", "number") else _strip(token)  # which end with a letter or a digit
-        known = _token(token, group) if len(token) <= LONGEST else ("", 0)
-        if known is None:
+        parsed = _token(token, group) if len(token) <= LONGEST else ("", 0)
+        if parsed is None:
             continue
-        form, kind = known
-        if form and form not in found:
-            found[form] = Candidate(form, kind, key, False, token)
+        form, kind = parsed
+        if form and form not in values:
+            values[form] = Candidate(form, kind, key, False, token)
         if group in ("path", "url"):
             for short in _shortened(token):
                 if short in token:  # not where parts were joined that stand apart
-                    _add(found, short, kind_of(short), key)
+                    _add(values, short, kind_of(short), key)
         if group == "url" or (group in ("path", "word") and ("-" in token or "." in token)):
             for part in _PART.findall(token):
                 if part != token and (part.isdigit() or not part.islower()):
-                    _add(found, part, kind_of(part), key)
+                    _add(values, part, kind_of(part), key)
 
 
 @lru_cache(maxsize=CACHED)
@@ -344,9 +344,9 @@ def _token(text: str, group: str) -> tuple[str, int] | None:
 def _shortened(text: str) -> list[str]:
     """Return the parts of a path or an address that calls use: its last parts, owner, host, base address."""
     if text.startswith(("http://", "https://")):
-        whole, _, more = text.partition("&")
+        whole, _, query = text.partition("&")
         parts = whole.split("?")[0].split("/")[2:]
-        out = [whole] if more else []
+        out = [whole] if query else []
         return [*out, parts[0], *(["/".join(parts[-2:])] if len(parts) > 2 else [])]
     parts = [p for p in text.split("/") if p]
     out = parts[-1:]
@@ -383,10 +383,10 @@ def find_uses(arguments: str) -> list[Use]:
 
 def forms_in(text: str) -> list[str]:
     """Return the forms of the values that a free text names (a note, a user message, code)."""
-    found: dict[str, Candidate] = {}
+    values: dict[str, Candidate] = {}
     for line in _ESCAPE.sub(" ", text).split("\n"):
-        _add_cell(line, "", found, False)
-    return list(found)
+        _add_cell(line, "", values, False)
+    return list(values)
 
 
 # -- words --------------------------------------------------------------------

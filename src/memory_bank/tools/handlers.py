@@ -160,16 +160,16 @@ def answer_tool_call(
             "where a MemoryBankState is expected."
         )
     ours = is_memory_tool(name)
-    known = next((k for k in _HANDLERS if k == name or (ours and name.casefold().endswith(k))), None)
-    given = parse_arguments(arguments)
-    if known is None:
+    tool = next((k for k in _HANDLERS if k == name or (ours and name.casefold().endswith(k))), None)
+    parsed = parse_arguments(arguments)
+    if tool is None:
         text = f"There is no memory tool {compact(name[:80])}: there are {', '.join(_HANDLERS)}."
-    elif not isinstance(given, dict) or RAW in given:
+    elif not isinstance(parsed, dict) or RAW in parsed:
         text = f"The arguments of {name} are no JSON object."
-    elif isinstance(state, MemoryFiles) and known != MEMORY_FILES:
+    elif isinstance(state, MemoryFiles) and tool != MEMORY_FILES:
         text = NOTHING_STORED
     else:
-        return _answer(known, state, given, max(0, max_chars), scope)
+        return _answer(tool, state, parsed, max(0, max_chars), scope)
     return ToolAnswer(sendable(text), refused=True)
 
 
@@ -188,28 +188,28 @@ def memory_tools(state: Session | None, *, max_chars: int = MAX_CHARS) -> dict[s
 
         "#3 to #9" lists calls. Of one, lines ("94-132"), pattern (a regular expression) or path (items[3].sku).
         """
-        given = {"record": record, "lines": lines, "pattern": pattern, "path": path}
-        return _answer(GET_RECORD, state, given, max_chars).text
+        args = {"record": record, "lines": lines, "pattern": pattern, "path": path}
+        return _answer(GET_RECORD, state, args, max_chars).text
 
     return {GET_RECORD: get_record}
 
 
 def _answer(
-    tool: str, state: Any, given: Mapping[str, Any], room: int, scope: Scope | None = None
+    tool: str, state: Any, args: Mapping[str, Any], room: int, scope: Scope | None = None
 ) -> ToolAnswer:
     try:
         for name, longest in LONGEST_ARGUMENTS.items():
-            value = given.get(name)
+            value = args.get(name)
             if isinstance(value, (list, dict, bool)):
                 raise RefusedCall(f"{name} is a text.")
             if isinstance(value, str) and len(value) > longest:
                 raise RefusedCall(f"{name} has {len(value):,} characters: give at most {longest:,}.")
-        handler, known = _HANDLERS[tool]
-        for name in given:
-            if name not in known:
-                takes = ", ".join(known[:4] if tool == GET_RECORD else known)
+        handler, parameters = _HANDLERS[tool]
+        for name in args:
+            if name not in parameters:
+                takes = ", ".join(parameters[:4] if tool == GET_RECORD else parameters)
                 raise RefusedCall(f"{tool} has no parameter {compact(name[:80])}: it takes {takes}.")
-        return _search(state, given, room, scope) if tool == SEARCH_MEMORY else handler(state, given, room)
+        return _search(state, args, room, scope) if tool == SEARCH_MEMORY else handler(state, args, room)
     except RefusedCall as e:
         text = f"{e.sentence}\n{fence(quote_lines(e.quoted))}" if e.quoted else e.sentence
         return ToolAnswer(sendable(text), refused=not isinstance(e, NothingFound))
@@ -218,11 +218,11 @@ def _answer(
 
 
 def _described(
-    record: InteractionRecord | Outline, session_id: str | None = None, **more: Any
+    record: InteractionRecord | Outline, session_id: str | None = None, **members: Any
 ) -> dict[str, Any]:
     """The members of a record for a program; ``session_id`` None: it is the searched session's own."""
     described = {"trace_id": record.trace_id, "step_id": record.step_id}
-    described |= {"tool_name": sendable(record.tool_name), **more}
+    described |= {"tool_name": sendable(record.tool_name), **members}
     return described if session_id is None else {**described, "session": session_name(session_id)}
 
 
@@ -230,11 +230,11 @@ def _of_session(session_id: str | None) -> str:
     return "" if session_id is None else f" of the session {session_name(session_id)}"
 
 
-def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None = None) -> ToolAnswer:
-    query = str(given.get("query") or "").strip()
+def _search(state: Any, args: Mapping[str, Any], room: int, scope: Scope | None = None) -> ToolAnswer:
+    query = str(args.get("query") or "").strip()
     if not query:
         raise RefusedCall("search_memory needs a query: words, or an id that you look for.")
-    asked = given.get("top_k")
+    asked = args.get("top_k")
     try:
         top_k = TOP_K if asked is None else max(1, min(20, int(asked)))
     except (TypeError, ValueError, OverflowError):
@@ -247,16 +247,16 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
     places = [(m.outline.session_id, m.outline.trace_id) for m in result.matches]
     unread = searched.entries([at for at, m in zip(places, result.matches, strict=True) if m.record is None])
     records = [m.record or unread.get(at, (None,))[0] for at, m in zip(places, result.matches, strict=True)]
-    found = [(m, record) for m, record in zip(result.matches, records, strict=True) if record is not None]
-    if not found:
+    matches = [(m, record) for m, record in zip(result.matches, records, strict=True) if record is not None]
+    if not matches:
         raise NothingFound(_nothing(state, query, trouble))
-    excerpt = min(700, max(80, room // len(found) - 400))
-    tasks = searched.tasks({m.outline.session_id for m, _ in found})
+    excerpt = min(700, max(80, room // len(matches) - 400))
+    tasks = searched.tasks({m.outline.session_id for m, _ in matches})
     numbers = (
-        {} if scope else {m.outline.trace_id: f"#{m.outline.number}" for m, _ in found if not m.session_id}
+        {} if scope else {m.outline.trace_id: f"#{m.outline.number}" for m, _ in matches if not m.session_id}
     )
     blocks, described = [], []
-    for number, (m, record) in enumerate(found, 1):
+    for number, (m, record) in enumerate(matches, 1):
         o = m.outline
         session_id = state.session_id if scope and m.session_id is None else m.session_id
         where = f"step {o.step_id}{_of_session(session_id)}"
@@ -274,7 +274,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
             lines.insert(2, f"{Mark.SUMMARY}{quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
         blocks.append("\n".join(lines))
         described.append(_described(o, session_id, score=round(m.score, 4), newer=m.newer))
-    count = f"{len(found)} of {size:,} records{trouble}"
+    count = f"{len(matches)} of {size:,} records{trouble}"
     how = f"{GET_RECORD} with its trace_id and session" if scope else f'{GET_RECORD}("#n")'
     hint = f"[{count}. An output exactly: {how}.]"
     return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{hint}", records=tuple(described))
@@ -286,33 +286,33 @@ def _nothing(state: Any, query: str, trouble: str = "") -> str:
     return f"Nothing matches {compact(query[:80])}{trouble}: {hint}."
 
 
-def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+def _get(state: Any, args: Mapping[str, Any], room: int) -> ToolAnswer:
     """A record, or part of it, by what a context calls it; a list of several; what words find."""
-    asked = given.get("record") if given.get("trace_id") is None else given["trace_id"]
+    asked = args.get("record") if args.get("trace_id") is None else args["trace_id"]
     words = "" if asked is None else str(asked).strip()
     if not words.strip("\"'`[]()<>#"):
         raise RefusedCall(
             f'{GET_RECORD} needs a record: "#12", as a context names it, or words that its output has.'
         )
     numbers, of_mark = _numbers_in(words)
-    lines, pattern, path = (given.get(k) or None for k in ("lines", "pattern", "path"))
+    lines, pattern, path = (args.get(k) or None for k in ("lines", "pattern", "path"))
     if len(numbers) > 1 or (numbers and len(numbers[0]) > 1):
         if lines or pattern or path:
             raise RefusedCall(f"lines, pattern and path are of one record: give one number of {words[:60]}.")
         return _page(state, numbers, room)
     lines = lines or (None if pattern or path else of_mark)
-    is_exact = given.get("trace_id") is not None or numbers or _ID.search(words)
-    found = _found(state, words) if is_exact or " " not in words else None
-    if found is None and is_exact:
+    is_exact = args.get("trace_id") is not None or numbers or _ID.search(words)
+    entry = _find_record(state, words) if is_exact or " " not in words else None
+    if entry is None and is_exact:
         raise RefusedCall(_unknown(state, words))
-    if found is None and not (lines or pattern or path):
+    if entry is None and not (lines or pattern or path):
         return _search(state, {"query": words}, room)
-    if found is None:  # the part is of the output that fits best
+    if entry is None:  # the part is of the output that fits best
         matches = search_session(state, words, 1).matches
-        found = _found(state, matches[0].outline.trace_id) if matches else None
-        if found is None:
+        entry = _find_record(state, matches[0].outline.trace_id) if matches else None
+        if entry is None:
             raise NothingFound(_nothing(state, words) if state.fact_store.size() else NOTHING_STORED)
-    record, session_id, named = found
+    record, session_id, named = entry
     text = record.output_text if record.output_text is not None else compact(record.raw_output)
     parts: tuple[dict[str, Any], ...] = ()
     whole = not (path or lines or pattern)
@@ -325,13 +325,13 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if not path and (lines or pattern or len(text) > room):  # as a context numbers its lines
         text = framed_text(text)
     chosen = at_path(text, None if path is None else str(path), as_json)
-    what = f"{len(text):,} characters"
-    if chosen.found is not None:
-        what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
+    part = f"{len(text):,} characters"
+    if chosen.values is not None:
+        part = f"at {chosen.values[0].path}" if chosen.single else f"{len(chosen.values):,} values at {path}"
     if lines is None and pattern is None:
-        text, hint, what = _beginning(named, chosen, room, what)
+        text, hint, part = _beginning(named, chosen, room, part)
     else:
-        text, hint, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
+        text, hint, part = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, part)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
     newer = superseding(state.database, session_id or state.session_id, record.trace_id)
     newer_line = f"{Mark.SUPERSEDED}{newer}, a later result of the same call\n" if newer else ""
@@ -339,7 +339,7 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         f"{Mark.TOOL}{one_line(record.tool_name)}\n{Mark.STEP}{record.step_id}{_of_session(session_id)}\n"
         f"{Mark.TRACE_ID}{record.trace_id}\n{newer_line}"
         f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
-        f"{Mark.OUTPUT_OF}{one_line(what)}):\n{quote_lines(text)}"
+        f"{Mark.OUTPUT_OF}{one_line(part)}):\n{quote_lines(text)}"
     )
     described = (_described(record, session_id, newer=newer),)
     return ToolAnswer(f"{answer}\n{hint}" if hint else answer, records=described, parts=parts)
@@ -349,8 +349,8 @@ def record_named(state: Any, asked: Any) -> InteractionRecord:
     """The record of a trace_id, of its beginning, or of a number (``#12``). Raises RecordError, StorageError."""
     wanted = str(asked if asked is not None else "").strip()
     try:
-        if found := _found(state, wanted) if wanted else None:
-            return found[0]
+        if entry := _find_record(state, wanted) if wanted else None:
+            return entry[0]
         raise RefusedCall(_unknown(state, wanted))
     except RefusedCall as e:
         raise RecordError(e.sentence) from None
@@ -385,19 +385,19 @@ def _numbers_in(asked: str) -> tuple[list[range], str | None]:
     return numbers, lines and lines[1]
 
 
-def _found(state: Any, asked: str) -> tuple[InteractionRecord, str | None, str] | None:
+def _find_record(state: Any, asked: str) -> tuple[InteractionRecord, str | None, str] | None:
     """The record that is asked for, its session if it is another one, its name. Raises RefusedCall: several fit."""
     numbers, named, wider = _numbers_in(asked)[0], _ID.search(asked), state.wider
     wanted = f"#{numbers[0][0]}" if numbers else named[1] if named else asked.strip("\"'`[]()<>#….")
-    found, places = records_named(state.database, state.session_id, wanted), list[tuple[str, str]]()
-    if len(found) == 1 and (record := state.fact_store.get(found[0].trace_id)) is not None:
-        return record, None, f"#{found[0].number}"
-    if wider is not None and not found:
+    outlines, places = records_named(state.database, state.session_id, wanted), list[tuple[str, str]]()
+    if len(outlines) == 1 and (record := state.fact_store.get(outlines[0].trace_id)) is not None:
+        return record, None, f"#{outlines[0].number}"
+    if wider is not None and not outlines:
         begins = wider.elsewhere(wanted.casefold(), beginning=True) if len(wanted) >= PREFIX else []
         places = wider.elsewhere(wanted)[:1] or begins
         for (session_id, trace_id), (other, _) in wider.entries(places[: len(places) == 1]).items():
             return other, session_id, trace_id
-    several = [o.trace_id for o in found] or [f"{t} (session {session_name(s)})" for s, t in places]
+    several = [o.trace_id for o in outlines] or [f"{t} (session {session_name(s)})" for s, t in places]
     if len(several) > 1:
         fits = f"fits {len(several)} records: {', '.join(several[:5])}"
         raise RefusedCall(f"The trace_id {wanted} {fits}. Give more of it.")
@@ -407,9 +407,9 @@ def _found(state: Any, asked: str) -> tuple[InteractionRecord, str | None, str] 
 def _unknown(state: Any, asked: str) -> str:
     """Why there is no record of a number or an id, and which there are."""
     numbers, size = _numbers_in(asked)[0], state.fact_store.size()
-    what = f"#{numbers[0][0]}" if numbers else f"with the trace_id {compact(asked[:80])}"
+    name = f"#{numbers[0][0]}" if numbers else f"with the trace_id {compact(asked[:80])}"
     there = f"#1 to #{size}" + ("" if state.wider is None else "; words find those of other sessions")
-    return f"There is no record {what}: this session has {there}." if size else NOTHING_STORED
+    return f"There is no record {name}: this session has {there}." if size else NOTHING_STORED
 
 
 def _fitting(rows: Iterable[str], room: int) -> list[str]:
@@ -423,11 +423,11 @@ def _fitting(rows: Iterable[str], room: int) -> list[str]:
     return fitting
 
 
-def _beginning(name: str, chosen: PathSelection, room: int, what: str) -> tuple[str, str, str]:
+def _beginning(name: str, chosen: PathSelection, room: int, part: str) -> tuple[str, str, str]:
     """The text, or its beginning, a hint on how to get the rest (without the tool's text), and what it is."""
     text, value = chosen.text, chosen.value
     if len(text) <= room:
-        return text, "", what
+        return text, "", part
     head = text[: text.rfind("\n", room // 2, room) + 1] or cut_at_edge(text, room)
     layout = lay_out(text, value)
     at = 1 if layout.by_path else min(layout.count, head.count("\n") + 1)
@@ -435,7 +435,7 @@ def _beginning(name: str, chosen: PathSelection, room: int, what: str) -> tuple[
     ways = [f'lines="{at}-{min(layout.count, at + 199)}" ({of})', "pattern="]
     if isinstance(value, dict):
         keys = ", ".join(quoted(k) for k in islice(value, 12))
-        what += f", with the keys {keys}{', …' if len(value) > 12 else ''}"
+        part += f", with the keys {keys}{', …' if len(value) > 12 else ''}"
         ways.append("path=")
     elif isinstance(value, list):
         ways.append(f'path="[0]" to "[{len(value) - 1}]"')
@@ -443,7 +443,7 @@ def _beginning(name: str, chosen: PathSelection, room: int, what: str) -> tuple[
         f"[Shown are the first {len(head):,} of {len(text):,} characters. The rest: "
         f'{GET_RECORD}("{name}") with {" or ".join(ways)}.]'
     )
-    return head, hint, what
+    return head, hint, part
 
 
 def _some_lines(
@@ -452,15 +452,15 @@ def _some_lines(
     """The selected lines of ``where`` as text, a hint if some are left out, and what they are."""
     layout = lay_out(without_colours(chosen.text), chosen.value)
     selected = select_lines(layout, lines, pattern)
-    what = f"lines {lines} of {layout.count:,}" if lines is not None else f"{layout.count:,} lines"
+    part = f"lines {lines} of {layout.count:,}" if lines is not None else f"{layout.count:,} lines"
     if selected.hits is not None:
         if not selected.hits:
             raise NothingFound(
-                f"No line matches the pattern {compact(pattern[:80] if pattern else '')} in {what} ({where}); "
+                f"No line matches the pattern {compact(pattern[:80] if pattern else '')} in {part} ({where}); "
                 "(?i) at its beginning ignores case."
             )
-        more = " or more" if len(selected.hits) == MAX_HITS else ""
-        what = f"{len(selected.hits):,}{more} matching line{'s' if len(selected.hits) > 1 else ''} in {what}"
+        plus = " or more" if len(selected.hits) == MAX_HITS else ""
+        part = f"{len(selected.hits):,}{plus} matching line{'s' if len(selected.hits) > 1 else ''} in {part}"
     numbers: list[int] = []
 
     def rows() -> Iterator[str]:
@@ -474,54 +474,54 @@ def _some_lines(
     if len(numbers) > len(texts):
         last, next_ = numbers[-2:]
         hint = f'[Shown up to line {last}; go on with lines="{next_}-{selected.last}".]'
-    described = (what, where if chosen.single else "", layout.difference)
+    described = (part, where if chosen.single else "", layout.difference)
     return "\n".join(texts), hint, ", ".join(d for d in described if d)
 
 
-def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
-    number = str(given.get("after") or 0).strip().removeprefix("#")
+def _list(state: Any, args: Mapping[str, Any], room: int) -> ToolAnswer:
+    number = str(args.get("after") or 0).strip().removeprefix("#")
     if not number.isascii() or not number.isdigit():
         raise RefusedCall("after is the number of the record after which the list begins, or null.")
     after = min(int(number[:12]), 10**9)
-    return _page(state, [range(after + 1, 2 * 10**9)], room, str(given.get("tool") or ""))
+    return _page(state, [range(after + 1, 2 * 10**9)], room, str(args.get("tool") or ""))
 
 
 def _page(state: Any, numbers: Sequence[range], room: int, tool: str = "") -> ToolAnswer:
     """The calls of some numbers, of one ``tool`` if it is given, one a line."""
-    found: list[Outline] = []
+    outlines: list[Outline] = []
     for run in numbers:
-        page = state.fact_store.page(run[0] - 1, min(len(run), PAGE + 1 - len(found)), tool or None)
-        found += [o for o in page if o.number in run]
+        page = state.fact_store.page(run[0] - 1, min(len(run), PAGE + 1 - len(outlines)), tool or None)
+        outlines += [o for o in page if o.number in run]
     total = state.fact_store.size()
     of = f" of a tool {compact(tool[:80])}" if tool else ""
-    if not found:
+    if not outlines:
         none = f"There is no record{of} after #{numbers[0][0] - 1}: this session has #1 to #{total}."
         raise NothingFound(none if total else NOTHING_STORED)
     rows = _fitting(
         (
             f"#{o.number} {one_line(o.tool_name)}, step {o.step_id}, "
             f"{o.output_bytes:,} bytes, arguments: {cut_at_edge(one_line(o.arguments), 160, marked=True)}"
-            for o in found[:PAGE]
+            for o in outlines[:PAGE]
         ),
         room,
     )
-    listed = found[: len(rows)]
+    listed = outlines[: len(rows)]
     last, end = listed[-1].number, min(numbers[-1][-1], total)
     rest = f"{LIST_RECORDS} with after={last}" if tool else f'{GET_RECORD}("#{last + 1} to #{end}")'
-    more = f" More: {rest}." if len(found) > len(listed) else ""
+    beyond = f" More: {rest}." if len(outlines) > len(listed) else ""
     count = f"{len(listed)} record{'s' if len(listed) > 1 else ''}{of}, up to #{last} of #{total}"
-    hint = f'[{count}.{more} An output exactly: {GET_RECORD}("#n").]'
+    hint = f'[{count}.{beyond} An output exactly: {GET_RECORD}("#n").]'
     described = tuple({"number": o.number, **_described(o, output_bytes=o.output_bytes)} for o in listed)
     return ToolAnswer(fence("\n".join(rows)) + f"\n{hint}", records=described)
 
 
-def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+def _files(state: Any, args: Mapping[str, Any], room: int) -> ToolAnswer:
     """The answer of Anthropic's memory tool; a longer answer is cut."""
     files = state if isinstance(state, MemoryFiles) else state.files
     if files is None:
         raise RefusedCall("No files are kept here: the setting memory_files is off.")
     try:
-        text = files.run(given)
+        text = files.run(args)
     except FileError as e:
         return ToolAnswer(cut_at_edge(sendable(str(e)), room, marked=True), refused=True)
     if len(text) > room:

@@ -113,8 +113,8 @@ class SearchMatch(Brief):
 
     def reason_with(self, names: Mapping[str, str]) -> str:
         """Why this was found, in words. A record that supersedes it is called as ``names`` says, else by trace_id."""
-        said = {"neighbour": "near a record that fits", "similarity": "similar in meaning"}
-        why = said.get(self.why, "has words of the query")
+        reasons = {"neighbour": "near a record that fits", "similarity": "similar in meaning"}
+        why = reasons.get(self.why, "has words of the query")
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
         later = "a later message" if self.is_corrected else "a later result of the same call"
@@ -171,21 +171,21 @@ def search_session(
         calls = WiderScope(state.database, state.session_id, scope).calls(asked)
         first = _same_call_first(calls, forms)
         hits = [at[place] for place in dict.fromkeys([*first, *at])]
-    found = [_with_place(match, forms) for match in _loaded(state, scope, hits[:most])]
+    matches = [_with_place(match, forms) for match in _loaded(state, scope, hits[:most])]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
     if is_short:
-        found = _latest_first(found, query, asks)
-        found.sort(key=lambda m: m.session_id is None and m.outline.trace_id in last)
+        matches = _latest_first(matches, query, asks)
+        matches.sort(key=lambda m: m.session_id is None and m.outline.trace_id in last)
     if asks:
-        latest = {m.newer for m in found if m.holds is not None}  # before what they supersede
-        found.sort(key=lambda m: m.holds is None and m.outline.trace_id not in latest)
-    found.sort(key=lambda m: whole_query is None or m.holds != whole_query)
+        latest = {m.newer for m in matches if m.holds is not None}  # before what they supersede
+        matches.sort(key=lambda m: m.holds is None and m.outline.trace_id not in latest)
+    matches.sort(key=lambda m: whole_query is None or m.holds != whole_query)
     ranks = {place: n for n, place in enumerate(first)}
-    found.sort(key=lambda m: ranks.get((m.outline.session_id, m.outline.trace_id), len(first)))
-    found = found[:top_k]
+    matches.sort(key=lambda m: ranks.get((m.outline.session_id, m.outline.trace_id), len(first)))
+    matches = matches[:top_k]
     if scope != "session" and store is not None:
-        found = _said_of_files(state, scope, found, calls)
-    return SearchResult(found, trouble)
+        matches = _with_file_changes(state, scope, matches, calls)
+    return SearchResult(matches, trouble)
 
 
 def _without_insight(state: Any, query: str) -> list[Hit]:
@@ -206,7 +206,7 @@ def _same_call_first(calls: Mapping[Place, Call], forms: Collection[str]) -> lis
     Of a path its last four names count, and two are enough: each session may have the project in another folder.
     """
     ends = [(runs(each[0][1].rpartition("/")[2]), each) for each in map(_ends, forms)]
-    found: dict[Place, tuple[int, int, int]] = {}
+    ranks: dict[Place, tuple[int, int, int]] = {}
     for place, (seq, tool, arguments) in calls.items():
         folded = arguments[:_COMPARED_CHARS].casefold()
         near = [each for name, each in ends if not folded.isascii() or all(run in folded for run in name)]
@@ -214,8 +214,8 @@ def _same_call_first(calls: Mapping[Place, Call], forms: Collection[str]) -> lis
         if most := sum(next((n for n, end in each if find(text, end) >= 0), 0) for each in near):
             file = file_access(tool, arguments)
             part = 2 if file is None or file.access != "read" else int(file.part != "")
-            found[place] = -most, part, -seq
-    return sorted(found, key=found.__getitem__)
+            ranks[place] = -most, part, -seq
+    return sorted(ranks, key=ranks.__getitem__)
 
 
 def _ends(text: str) -> list[tuple[int, str]]:
@@ -224,24 +224,24 @@ def _ends(text: str) -> list[tuple[int, str]]:
     return [(n, "/".join(names[-n:])) for n in range(min(4, len(names)), 1, -1)] or [(1, text)]
 
 
-def _said_of_files(
-    state: Any, scope: Scope, found: Sequence[SearchMatch], known: Mapping[Place, Call]
+def _with_file_changes(
+    state: Any, scope: Scope, matches: Sequence[SearchMatch], calls: Mapping[Place, Call]
 ) -> list[SearchMatch]:
     """The matches; those of other sessions that read a file with what later calls in the scope did with it."""
-    said, read = list(found), dict[int, str]()
-    for n, m in enumerate(found):
+    updated, read = list(matches), dict[int, str]()
+    for n, m in enumerate(matches):
         file = m.session_id and m.record and file_access(m.record.tool_name, compact(m.record.raw_input))
         if file and file.access == "read":
             read[n] = _ends(normal(file.path))[0][1]
     if not read:
-        return said
+        return updated
     names = {end.rpartition("/")[2] for end in read.values()}
     hits = state.insight_store.rank(" ".join(names), limit=_LATER, scope=scope, only_words=True)
     places = [(h.session_id or state.session_id, h.trace_id) for h in hits if h.why == "words"]
-    others = WiderScope(state.database, state.session_id, scope).calls([p for p in places if p not in known])
-    oldest = min(found[n].outline.seq for n in read)
+    others = WiderScope(state.database, state.session_id, scope).calls([p for p in places if p not in calls])
+    oldest = min(matches[n].outline.seq for n in read)
     later: dict[str, list[tuple[bool, int, str]]] = {}
-    for (_, trace_id), (seq, tool, arguments) in {**known, **others}.items():
+    for (_, trace_id), (seq, tool, arguments) in {**calls, **others}.items():
         is_plain = arguments.isascii() and "\\" not in arguments
         if seq <= oldest or (is_plain and not any(name in arguments.casefold() for name in names)):
             continue
@@ -249,15 +249,15 @@ def _said_of_files(
             end = _ends(normal(file.path))[0][1]
             later.setdefault(end, []).append((file.access != "read", seq, trace_id))
     for n, end in read.items():
-        if since := [call for call in later.get(end, ()) if call[1] > found[n].outline.seq]:
+        if since := [call for call in later.get(end, ()) if call[1] > matches[n].outline.seq]:
             is_edit, _, trace_id = max(since)
-            said[n] = replace(said[n], since=f"{'changed' if is_edit else 'read again'} by {trace_id}")
+            updated[n] = replace(updated[n], since=f"{'changed' if is_edit else 'read again'} by {trace_id}")
         elif len(hits) < _LATER:  # else not all calls were compared
-            said[n] = replace(said[n], since="not seen since")
-    return said
+            updated[n] = replace(updated[n], since="not seen since")
+    return updated
 
 
-def _latest_first(found: Sequence[SearchMatch], query: str, asks: bool) -> list[SearchMatch]:
+def _latest_first(matches: Sequence[SearchMatch], query: str, asks: bool) -> list[SearchMatch]:
     """The matches of a short query, before each the later ones of the same thing that fit nearly as well.
 
     The thing is what the query names, else the rarest of its terms that the older has. Unless the query ``asks`` what
@@ -265,22 +265,22 @@ def _latest_first(found: Sequence[SearchMatch], query: str, asks: bool) -> list[
     where it is a message that tells a change, but then however little it fits; it supersedes an older one only if it
     has another value.
     """
-    most = _STATED_CHARS // max(1, len(found))
+    most = _STATED_CHARS // max(1, len(matches))
     names = " ".join((*_NAMES.findall(query), *identifiers_in(query)))
-    texts, said, tells = [query, names], list[bool](), list[bool]()
-    for record in (m.record for m in found):
+    texts, statements, tells = [query, names], list[bool](), list[bool]()
+    for record in (m.record for m in matches):
         output = "" if record is None else readable_output(record)[1]
-        said.append(record is not None and is_said(record.raw_input, output))
-        given = "" if record is None or said[-1] else compact(record.raw_input)
-        texts.append(f"{given[:most]}\n{output[:most]}")
+        statements.append(record is not None and is_said(record.raw_input, output))
+        arguments = "" if record is None or statements[-1] else compact(record.raw_input)
+        texts.append(f"{arguments[:most]}\n{output[:most]}")
         is_told = asks and record is not None and speaks(record.raw_input) and len(output) <= _TOLD_CHARS
         tells.append(is_told and texts[-1][-1] != "?" and _CHANGE.search(texts[-1]) is not None)
     asked, named, *words = terms_of_texts(texts)
     often = Counter(term for each in words for term in each & asked)
     ordered, latest = list[int](), dict[int, int]()
-    for n, new in enumerate(found):
+    for n, new in enumerate(matches):
         at = n
-        for o, old in enumerate(found):
+        for o, old in enumerate(matches):
             shared = words[o] & words[n]
             rarest = min((often[term] for term in words[o] & asked), default=0)
             is_same = named <= shared if named else any(often[term] == rarest for term in shared & asked)
@@ -290,14 +290,14 @@ def _latest_first(found: Sequence[SearchMatch], query: str, asks: bool) -> list[
             rest = (asked - named) & words[o]
             is_asked = rest >= (asked - named) & words[n] and bool(rest)
             if tells[n] and _is_replaced(texts[o + 2], texts[n + 2], names.split(), is_asked):
-                latest[o] = max(latest.get(o, n), n, key=lambda m: found[m].outline.seq)
-            fits = new.score >= (1 - _NEAR) * old.score and not (said[o] and said[n])
+                latest[o] = max(latest.get(o, n), n, key=lambda m: matches[m].outline.seq)
+            fits = new.score >= (1 - _NEAR) * old.score and not (statements[o] and statements[n])
             if o < n and (tells[n] or fits):
                 at = min(at, ordered.index(o))
         ordered.insert(at, n)
-    corrected = {o: found[n].outline.trace_id for o, n in latest.items() if found[o].newer is None}
+    corrected = {o: matches[n].outline.trace_id for o, n in latest.items() if matches[o].newer is None}
     return [
-        replace(found[n], newer=corrected.get(n, found[n].newer), is_corrected=n in corrected)
+        replace(matches[n], newer=corrected.get(n, matches[n].newer), is_corrected=n in corrected)
         for n in ordered
     ]
 
@@ -323,12 +323,12 @@ def _is_replaced(old: str, new: str, subject: Collection[str], is_asked: bool) -
 
 def _newest_first(hits: Sequence[Hit]) -> list[Hit]:
     """The hits, before each its session's latest record of the same call, where that returned something else."""
-    known = {(hit.session_id, hit.trace_id): hit for hit in hits}
+    by_place = {(hit.session_id, hit.trace_id): hit for hit in hits}
     ordered: dict[tuple[str | None, str], Hit] = {}
     for hit in hits:
         if hit.newer is not None and hit.newer[0] == hit.session_id:
             latest = Hit(hit.newer[1], hit.score, hit.newer[0], hit.why)
-            ordered.setdefault(hit.newer, known.get(hit.newer, latest))
+            ordered.setdefault(hit.newer, by_place.get(hit.newer, latest))
         ordered.setdefault((hit.session_id, hit.trace_id), hit)
     return list(ordered.values())
 
@@ -344,10 +344,10 @@ def _loaded(state: Any, scope: Scope, hits: Sequence[Hit]) -> list[SearchMatch]:
     }
     read = [place for place, outline in there.items() if outline.output_bytes <= _MAX_READ]
     entries = WiderScope(state.database, state.session_id, scope).entries(read)
-    found = {at: record for at, (record, _) in entries.items()}
+    records = {at: record for at, (record, _) in entries.items()}
     return [
         SearchMatch(
-            there[at], h.score, h.session_id, h.why, newer=h.newer and h.newer[1], record=found.get(at)
+            there[at], h.score, h.session_id, h.why, newer=h.newer and h.newer[1], record=records.get(at)
         )
         for h, at in zip(hits, places, strict=True)
         if at in there

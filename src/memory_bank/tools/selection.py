@@ -240,11 +240,14 @@ def as_json(value: Any, indent: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class PathSelection:
-    """A path's text, its JSON value, if any, and the values found (None: no path; ``single``: names exactly one)."""
+    """The text at a path, its JSON value if it has one, and the ``values`` found (None: no path was given).
+
+    ``single``: the path names exactly one value.
+    """
 
     text: str
     value: Any
-    found: list[PathValue] | None = None
+    values: list[PathValue] | None = None
     single: bool = False
 
 
@@ -256,32 +259,32 @@ def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSel
     """
     if path is None or path.strip() in ("", "$"):
         return PathSelection(text, parse_exact(text))
-    found, refused = None, None
+    values, refused = None, None
     for value in chain(_json_values(text), _only_value_at(text, path), _json_as_printed(text)):
         try:
-            found = select(value, path)
+            values = select(value, path)
             break
         except RefusedCall as e:
             refused = refused or e
-    if found is None:
+    if values is None:
         raise refused or RefusedCall(
             "The output has no JSON object or list, so it has no paths: it has "
             f"{text.count(chr(10)) + 1:,} lines; select by lines or pattern."
         )
-    if len(found) == 1 and "*" not in path and ":" not in path:
-        text = written(found[0].value)
-        return PathSelection(text, parse_exact(text), found, True)
-    return PathSelection("\n".join(f"{f.path} = {write(f.value)}" for f in found), None, found)
+    if len(values) == 1 and "*" not in path and ":" not in path:
+        text = written(values[0].value)
+        return PathSelection(text, parse_exact(text), values, True)
+    return PathSelection("\n".join(f"{f.path} = {write(f.value)}" for f in values), None, values)
 
 
 def _only_value_at(text: str, path: str) -> list[Any]:
     """The one JSON value of several in a text that has something at a path; none where none has, or more do."""
-    found = []
+    values = []
     for value in islice(_json_between(text), _MOST_TRIED):
         with suppress(RefusedCall):
             select(value, path)
-            found.append(value)
-    return found if len(found) == 1 else []
+            values.append(value)
+    return values if len(values) == 1 else []
 
 
 def _json_as_printed(text: str) -> Iterator[Any]:

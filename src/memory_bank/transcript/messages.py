@@ -34,9 +34,7 @@ _MEDIA_BEGINNINGS = ("<tool_result", "This is file ", "Observation:")
 
 def read(obj: object, key: str) -> Any:
     """A field of a dict or of an SDK object; None when it is absent."""
-    if type(obj) is dict or isinstance(
-        obj, Mapping
-    ):  # nearly always a dict, and the check for Mapping is slow
+    if type(obj) is dict or isinstance(obj, Mapping):  # nearly always a dict; the check for Mapping is slow
         return obj.get(key)
     try:
         return getattr(obj, key, None)

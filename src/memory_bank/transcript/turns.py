@@ -88,9 +88,8 @@ class Derived:
     """The Derive of a program's own list, whose messages may change: what is made of one that did is made anew."""
 
     def __init__(self) -> None:
-        self._by_id: dict[
-            int, tuple[object, list[Placed]]
-        ] = {}  # of each message a copy, and what is made of it
+        # of each message a copy, and what is made of it
+        self._by_id: dict[int, tuple[object, list[Placed]]] = {}
 
     def __call__(self, message: Any, make: Make) -> list[Placed]:
         known = self._by_id.get(id(message))

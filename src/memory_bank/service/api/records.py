@@ -330,7 +330,7 @@ def _part_of(
 ) -> RecordPart:
     """The part of a record's output that the parameters of ``get_record`` select. Raises RefusedCall."""
     chosen = at_path(text, path, written)
-    found, values, rest = chosen.found, None, None
+    found, values, rest = chosen.values, None, None
     rows: list[dict[str, Any]] = []
     by_line = lines is not None or pattern is not None
     if by_line:
