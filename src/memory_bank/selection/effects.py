@@ -551,7 +551,7 @@ def rules_read(tool: str, arguments: str, output: str, task: Sequence[str] = ())
     if commands < ASKED_COMMANDS or commands * WORDS_A_COMMAND < output.count(" "):
         return None
     if command is None:
-        named = [v for v in given.values() if isinstance(v, str) and len(v) <= 400]
+        named = [v for v in values.values() if isinstance(v, str) and len(v) <= 400]
     return next((RulesRead(name, False, part) for name in named if _is_named(name, task)), None)
 
 
