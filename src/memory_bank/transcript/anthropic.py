@@ -170,14 +170,14 @@ def from_anthropic(
         while role == "assistant" and stop < len(messages) and _role(messages[stop]) == "assistant":
             stop += 1
         if stop == start + 1:
-            made = derive(messages[start], lambda m: _WIRE.chat_messages([m]))
+            chat_messages = derive(messages[start], lambda m: _WIRE.chat_messages([m]))
         else:
-            made = wire.chat_messages(messages[start:stop])
-        for n, (message, places) in enumerate(made):
+            chat_messages = wire.chat_messages(messages[start:stop])
+        for n, (message, places) in enumerate(chat_messages):
             unit += n == 0 if role == "assistant" else message["role"] != "tool" or not joins
             joins = True
             chat.add(message, [PartPlace(start + p.message, p.number, p.part) for p in places], unit)
-        joins = role == "assistant" and "tool_calls" in made[0][0]
+        joins = role == "assistant" and "tool_calls" in chat_messages[0][0]
         start = stop
     return chat
 
@@ -207,14 +207,14 @@ class AnthropicWire(PartWire[AnthropicMessage]):
         if not content:
             return {WHOLE: Part(MessageKind.USER, []) if is_user else Part(MessageKind.REASONING)}
         content = [*map(_as_dict, content)]
-        found = dict(enumerate(map(_read_by_user if is_user else _read_by_assistant, content)))
-        if said := [j for j, part in found.items() if part.kind is MessageKind.USER]:
-            texts = [_without_cache_mark(content[j]) for j in said]
+        parts = dict(enumerate(map(_read_by_user if is_user else _read_by_assistant, content)))
+        if spoken := [j for j, part in parts.items() if part.kind is MessageKind.USER]:
+            texts = [_without_cache_mark(content[j]) for j in spoken]
             only = texts[0].get("text") if len(texts) == 1 and _type(texts[0]) == "text" else None
-            found[said[0]] = Part(MessageKind.USER, only if isinstance(only, str) else texts)
+            parts[spoken[0]] = Part(MessageKind.USER, only if isinstance(only, str) else texts)
         if not is_user:
-            return found
-        return dict(sorted(found.items(), key=lambda part: part[1].kind is not MessageKind.RESULT))
+            return parts
+        return dict(sorted(parts.items(), key=lambda part: part[1].kind is not MessageKind.RESULT))
 
     def bound(self, native: AnthropicMessage) -> list[int]:
         blocks = _numbered(native) if _role(native) == "assistant" else ()
@@ -223,9 +223,9 @@ class AnthropicWire(PartWire[AnthropicMessage]):
     def speakers(self, native: AnthropicMessage) -> set[str]:
         """See PartWire."""
         role = _role(native)
-        found = {role} if isinstance(role, str) and role in ("user", "assistant") else set()
+        speakers = {role} if isinstance(role, str) and role in ("user", "assistant") else set()
         has_result = isinstance(native, dict) and any(_type(b) == "tool_result" for _, b in _numbered(native))
-        return found | ({"result"} if has_result else set())
+        return speakers | ({"result"} if has_result else set())
 
     def write(self, native: AnthropicMessage, change: Change) -> AnthropicMessage | None:
         numbered = _numbered(native)
@@ -268,8 +268,8 @@ def _read_by_user(block: Any) -> Part:
 def _read_by_assistant(block: Any) -> Part:
     kind = _type(block)
     if kind == "tool_use":
-        given, name = block.get("input"), block.get("name")
-        text = given if isinstance(given, str) else compact(plain(given or {}))
+        value, name = block.get("input"), block.get("name")
+        text = value if isinstance(value, str) else compact(plain(value or {}))
         return Part(MessageKind.CALL, text, block.get("id"), name if isinstance(name, str) else "unknown")
     if kind == "text":
         return Part(MessageKind.SAY, content_text(block.get("text")))
@@ -348,8 +348,8 @@ def without_thinking(
     answered = answered_turn(messages, wire) if rule is Thinking.KEEP_LATER else None
     stay, later = {answered}, len(messages)
     if rule is Thinking.KEEP_LATER and since is not None:
-        own = {id(m) for m in source[since:]}
-        later = next((i for i, m in enumerate(messages) if id(m) in own), later)
+        later_ids = {id(m) for m in source[since:]}
+        later = next((i for i, m in enumerate(messages) if id(m) in later_ids), later)
         at = _first_turn(messages, later, wire)
         if at is not None and without(messages[at]) is messages[at]:
             before = _first_turn(source, since, wire)
@@ -569,13 +569,13 @@ def with_cache_marks(
             ends = ends[:1]
         late = [_places(end, step=-1) for end in ends]
         most = next((p for end in ends for p, _ in _places(end, step=-1)), None)
-        anchor, early = chain(found for found in anchor if most and found[0] <= most), []
+        anchor, early = chain(run for run in anchor if most and run[0] <= most), []
     out, around = list(messages), cache_marks_beside(request)
-    for found in (*late, anchor, *early):
-        place = next((p for p, block in found if _takes_cache_mark(block)), None)
+    for run in (*late, anchor, *early):
+        place = next((p for p, block in run if _takes_cache_mark(block)), None)
         if place is None:
             continue
-        if around + sum(counts) == MOST_CACHE_MARKS and found is anchor and is_changed:
+        if around + sum(counts) == MOST_CACHE_MARKS and run is anchor and is_changed:
             _drop_cache_mark(out, place)
             counts = [*map(cache_marks, out)]
         if around + sum(counts) < MOST_CACHE_MARKS:
@@ -628,7 +628,7 @@ def _add_cache_mark(messages: list[Any], place: PartPlace, counts: list[int]) ->
     if blocks[at].get(CACHE_MARK) is None:
         rest = _places(messages, [i for i in range(place.message, len(messages)) if counts[i]])
         after = (b for p, b in rest if p > place and isinstance(b, dict))
-        given = (b[CACHE_MARK] for b in after if isinstance(b.get(CACHE_MARK), dict))
-        blocks[at] = {**blocks[at], CACHE_MARK: next(given, {"type": "ephemeral"})}
+        marks = (b[CACHE_MARK] for b in after if isinstance(b.get(CACHE_MARK), dict))
+        blocks[at] = {**blocks[at], CACHE_MARK: next(marks, {"type": "ephemeral"})}
         messages[place.message] = {**message, "content": blocks}
         counts[place.message] += 1

@@ -60,16 +60,16 @@ def edited_message(message: Any, change: Change) -> Any:
         new["content"] = content_like(read(message, "content"), change[WHOLE])
     if change.keys() <= {WHOLE}:
         return new
-    given = read(message, "tool_calls")
-    calls = [*given] if isinstance(given, (list, tuple)) else []
-    kept = [
+    tool_calls = read(message, "tool_calls")
+    calls = [*tool_calls] if isinstance(tool_calls, (list, tuple)) else []
+    left = [
         _with_arguments(call, change[n]) if n in change else call
         for n, call in enumerate(map(_call, calls))
         if change.get(n, "") is not None
     ]
     legacy = change.get(len(calls), "")
-    if kept:
-        new["tool_calls"] = kept
+    if left:
+        new["tool_calls"] = left
     elif calls:
         del new["tool_calls"]
     gone = [read(call, "id") for n, call in enumerate(calls) if change.get(n, "") is None]  # may be any JSON
@@ -83,7 +83,7 @@ def edited_message(message: Any, change: Change) -> Any:
         del new["function_call"]
     elif legacy:
         new["function_call"] = {**as_dict(read(message, "function_call")), "arguments": legacy}
-    return new if kept or new.get("function_call") or new.get("content") else None
+    return new if left or new.get("function_call") or new.get("content") else None
 
 
 def content_like(content: Any, text: str | None) -> Any:

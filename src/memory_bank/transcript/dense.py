@@ -207,7 +207,7 @@ def _without_repeats(rows: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
         return [_joined(row, [key for key, _ in row]) for row in rows]
     members = [dict(row) for row in rows]
     names = Counter(key for row in members for key in row)
-    is_once = all(len(own) == len(row) for own, row in zip(members, rows, strict=True))
+    is_once = all(len(item) == len(row) for item, row in zip(members, rows, strict=True))
     common: dict[str, str] = {}
     for name in [n for n, times in names.items() if times == len(rows)] if is_once else ():
         text, times = Counter(row[name] for row in members).most_common(1)[0]
@@ -236,12 +236,12 @@ Names = tuple[str, ...]
 
 def longest_text(value: Any) -> tuple[str, str]:
     """The longest text in the members of an object, and its path; two empty ones where there is none."""
-    found, path = "", ""
+    longest, path = "", ""
     for key, inner in value if isinstance(value, _Object) else ():
         text, below = (inner, "") if type(inner) is str else longest_text(inner)
-        if len(text) > len(found):
-            found, path = text, join_key("", key) + (below if below[:1] in ("", "[") else f".{below}")
-    return found, path
+        if len(text) > len(longest):
+            longest, path = text, join_key("", key) + (below if below[:1] in ("", "[") else f".{below}")
+    return longest, path
 
 
 def longest_list(value: Any) -> tuple[int, str | None]:
@@ -312,24 +312,24 @@ class JsonPart:
 
     def shown(self, room: int) -> str:
         """About so many characters; "" where there is no room for one member of every item."""
-        columns, said, chosen, used = self._columns, set[str](), dict[Names, int](), 0
+        columns, covered, chosen, used = self._columns, set[str](), dict[Names, int](), 0
         heap = [(-sum(c.worth.values()) / c.sizes[0], n, way) for n, (way, c) in enumerate(columns.items())]
         heapify(heap)
         while heap:
             _, n, way = heappop(heap)
             column = columns[way]
-            new = sum([much for text, much in column.worth.items() if text not in said]) / column.sizes[0]
+            new = sum([much for text, much in column.worth.items() if text not in covered]) / column.sizes[0]
             if heap and -new > heap[0][0]:
                 heappush(heap, (-new, n, way))
             elif used + column.sizes[0] <= room:
                 used += column.sizes[0]
                 chosen[way] = 0
-                said.update(column.worth)
+                covered.update(column.worth)
         for level in range(1, len(_CELLS)):
             for way in chosen:
-                more = columns[way].sizes[level] - columns[way].sizes[chosen[way]]
-                if used + more <= room:
-                    used += more
+                growth = columns[way].sizes[level] - columns[way].sizes[chosen[way]]
+                if used + growth <= room:
+                    used += growth
                     chosen[way] = level
         if not chosen:
             return ""

@@ -55,10 +55,10 @@ def _deltas(message: JsonObject) -> Iterator[JsonObject]:
     for name in ("reasoning_content", "content"):
         for piece in in_pieces(message.get(name) or ""):
             yield {name: piece}
-    for i, made in enumerate(message.get("tool_calls", ())):
-        first = {**made, "function": {"name": made["function"]["name"], "arguments": ""}}
+    for i, call in enumerate(message.get("tool_calls", ())):
+        first = {**call, "function": {"name": call["function"]["name"], "arguments": ""}}
         yield {"tool_calls": [{"index": i, **first}]}
-        for piece in in_pieces(made["function"]["arguments"]):
+        for piece in in_pieces(call["function"]["arguments"]):
             yield {"tool_calls": [{"index": i, "function": {"arguments": piece}}]}
 
 
@@ -89,8 +89,8 @@ def response_of(
         "output_tokens": out, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": into + out,
     }  # fmt: skip
     asked = {k: v for k, v in request.items() if k in _DEFAULTS and v is not None}
-    own = {"id": answer_id, "output": output, "store": request.get("store") is not False, "usage": usage}
-    return _DEFAULTS | asked | own
+    members = {"id": answer_id, "output": output, "store": request.get("store") is not False, "usage": usage}
+    return _DEFAULTS | asked | members
 
 
 def response_events(response: JsonObject) -> list[bytes]:

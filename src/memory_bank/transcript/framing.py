@@ -188,7 +188,7 @@ def frame_of(text: str, start: int = 0, stop: int | None = None) -> Frame:
     lines: list[str] = []
     begin, fenced = _after_head(text, start, stop, lines)
     end = _before_tail(text, begin, stop, fenced, lines)
-    code = next((int(found[1][:9]) for line in lines if (found := _CODE.search(line))), None)
+    code = next((int(match[1][:9]) for line in lines if (match := _CODE.search(line))), None)
     if not text[begin:end].strip():
         return Frame(start, stop, code)
     return Frame(begin, end, code)

@@ -95,8 +95,8 @@ def persons_text(text: str) -> str:
 
 def folder_of(text: str) -> str | None:
     """The folder that a client says it works in, as it writes the path; None where its prompt names none."""
-    found = _FOLDER.search(text[:_PROMPT])
-    return found[1] if found else None
+    match = _FOLDER.search(text[:_PROMPT])
+    return match[1] if match else None
 
 
 def project_of_place(folder: str) -> str | None:

@@ -44,11 +44,11 @@ def complete_json(text: str) -> tuple[str, str] | None:
     except RecursionError:
         return None
     except ValueError as e:
-        at, said = getattr(e, "pos", 0), str(e)
-    if at < len(text) // 2 and not said.startswith("Unterminated"):
+        at, error = getattr(e, "pos", 0), str(e)
+    if at < len(text) // 2 and not error.startswith("Unterminated"):
         return None
-    in_string = said.startswith(("Unterminated", "Invalid"))
-    at = len(text) if said.startswith("Unterminated") else at
+    in_string = error.startswith(("Unterminated", "Invalid"))
+    at = len(text) if error.startswith("Unterminated") else at
     body, rest = text[:at], text[at:]
     closing: list[str] = []
     for lexeme in _LEXEME.finditer(body):
@@ -158,8 +158,8 @@ def leaves(
         if node is None:
             pending.pop()
             continue
-        if opened is not None and isinstance(node.value, str) and (found := opened(node.value)) is not None:
-            node = node._replace(value=found)
+        if opened is not None and isinstance(node.value, str) and (inner := opened(node.value)) is not None:
+            node = node._replace(value=inner)
         if not isinstance(node.value, (dict, list, tuple)) or (with_empty and not node.value):
             yield node
         elif breadth_first:

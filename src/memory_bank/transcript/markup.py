@@ -108,8 +108,8 @@ def _end_of(text: str, name: str, at: int) -> int:
 
 def _attributes(written: str) -> dict[str, str]:
     """The attributes of a tag by their names."""
-    found = _ATTRIBUTE.findall(written)
-    return {name.lower(): unescape(a or b or c).strip() for name, a, b, c in found}
+    pairs = _ATTRIBUTE.findall(written)
+    return {name.lower(): unescape(a or b or c).strip() for name, a, b, c in pairs}
 
 
 def _replacement(name: str, closes: bool, written: str) -> str:
@@ -127,7 +127,7 @@ def _replacement(name: str, closes: bool, written: str) -> str:
         return f"\n{has.get('content', '')}\n" if has.get("name", "").lower() == "description" else ""
     if _CONTROL.fullmatch(name):
         has = _attributes(written)
-        kept = [f'{key}="{has[key]}"' for key in _KEPT if has.get(key)]
-        states = _STATE.findall(_ATTRIBUTE.sub("", written)) if kept else ()
-        return f"\n<{' '.join([name, *kept, *states])}>" if len(kept) > ("type" in has) else ""
+        fields = [f'{key}="{has[key]}"' for key in _KEPT if has.get(key)]
+        states = _STATE.findall(_ATTRIBUTE.sub("", written)) if fields else ()
+        return f"\n<{' '.join([name, *fields, *states])}>" if len(fields) > ("type" in has) else ""
     return f"\n{'#' * int(name[1])} " if _HEADING.fullmatch(name) else "\n- " if name == "li" else "\n"

@@ -51,10 +51,10 @@ def media_of(part: object) -> Media | None:
     """The image, file or audio that a content part of any API holds, or None."""
     if isinstance(part, str) or (isinstance(part, Mapping) and not part.keys() <= _KNOWN):
         return None
-    given = plain(part)
-    if not isinstance(given, dict):
+    members = plain(part)
+    if not isinstance(members, dict):
         return None
-    bodies = [given, *(given[k] for k in _BODIES if isinstance(given.get(k), dict))]
+    bodies = [members, *(members[k] for k in _BODIES if isinstance(members.get(k), dict))]
 
     def first(*keys: str) -> str:
         return next((b[k] for b in bodies for k in keys if isinstance(b.get(k), str) and b[k]), "")
@@ -63,9 +63,9 @@ def media_of(part: object) -> Media | None:
     head, is_url, rest = (data if data.startswith("data:") else address).partition(";base64,")
     data, address = (rest, "") if is_url else (data, address)
     is_base64 = bool(data) and re.match(r"[\w+/-]+=*\s*\Z", data[:200], re.A) is not None
-    if not is_base64 and (data or "type" not in given or not (address or first("file_id"))):
+    if not is_base64 and (data or "type" not in members or not (address or first("file_id"))):
         return None
-    label = str(given.get("type", "file")).removeprefix("input_").removesuffix("_url")
+    label = str(members.get("type", "file")).removeprefix("input_").removesuffix("_url")
     sound = first("format") and f"{label}/{first('format')}"
     kind = first(*_KIND) or (is_url and head.removeprefix("data:")) or sound or media_type(data) or label
     return Media(kind, data, first(*_NAME) or address)

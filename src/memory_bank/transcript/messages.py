@@ -59,12 +59,12 @@ def content_text(content: object) -> str:
 def content_with(content: Any, text: str, kind: str = "text") -> Any:
     """A content with a text after it: of a list the parts stay as they are. ``kind``: the type of a text part."""
     if isinstance(content, (list, tuple)):
-        known = (
+        kinds = (
             read(part, "type")
             for part in reversed(content)
             if is_text_part(part) and not isinstance(part, str)
         )
-        return [*content, {"type": next(known, kind), "text": text}]
+        return [*content, {"type": next(kinds, kind), "text": text}]
     return f"{content}\n\n{text}" if content else text
 
 
@@ -95,16 +95,16 @@ def readable_output(record: InteractionRecord) -> tuple[Any, str]:
     """A record's output for reading, as a value and as text: images and other data are named, not quoted."""
     value, text = record.raw_output, record.output_text
     if text is None:
-        given = text = compact(value)
+        whole = text = compact(value)
         parts = parts_of(value) if isinstance(value, (dict, list)) else []
-        known = [not isinstance(p, str) and (is_text_part(p) or media_of(p) is not None) for p in parts]
-        if any(known):
-            named = zip(parts, known, strict=True)
+        are_parts = [not isinstance(p, str) and (is_text_part(p) or media_of(p) is not None) for p in parts]
+        if any(are_parts):
+            named = zip(parts, are_parts, strict=True)
             text = "\n".join(part_text(p) if k or isinstance(p, str) else compact(p) for p, k in named)
     else:
-        given = text
+        whole = text
     text = without_base64(text)
-    return value if text == given else parse_output(text), text
+    return value if text == whole else parse_output(text), text
 
 
 def parts_of(value: Any) -> list[Any]:
@@ -314,8 +314,8 @@ def calls_of(message: object) -> list[Call]:
         body = _first_given(call, "function", "custom")
         body = call if body is None else body
         arguments = _first_given(body, "arguments", "input")
-        call_id, own = read(call, "id"), _first_given(call, *SIGNATURES)
-        is_signed = own is not None or (
+        call_id, signature = read(call, "id"), _first_given(call, *SIGNATURES)
+        is_signed = signature is not None or (
             call_id is not None and (call_id in signed or SIGNED_ID in str(call_id))
         )
         calls.append(Call(_id(call_id), str(read(body, "name") or "unknown"), arguments, is_signed))
@@ -355,7 +355,7 @@ def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
     """With how many equal objects two lists begin."""
     if all(map(operator.is_, a, b)):
         return min(len(a), len(b))
-    return next(i for i, (own, other) in enumerate(zip(a, b, strict=False)) if own is not other)
+    return next(i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one is not other)
 
 
 def runs_of(numbers: Iterable[int]) -> list[list[int]]:
@@ -508,11 +508,11 @@ def parse_messages(messages: object, start: int = 0) -> list[Segment]:
 
 
 def latest_interactions(
-    messages: Sequence[object], count: int, known: Sequence[Interaction] = ()
+    messages: Sequence[object], count: int, earlier: Sequence[Interaction] = ()
 ) -> list[Interaction]:
     """Return at most the last ``count`` interactions of a list, at a cost that does not grow with the list.
 
-    ``known``: those of its beginning, which are not parsed again, but for the last one, which may go on.
+    ``earlier``: those of its beginning, which are not parsed again, but for the last one, which may go on.
     """
     start, calls = len(messages), 0
     while start:
@@ -521,10 +521,10 @@ def latest_interactions(
             break  # in the Responses API, the calls of one turn are several items, with reasoning among them
         start -= 1
         calls += kind is MessageKind.CALL
-    kept = [i for i in known[:-1] if i.stop > start]
-    start = known[-1].start if kept else start
+    unchanged = [i for i in earlier[:-1] if i.stop > start]
+    start = earlier[-1].start if unchanged else start
     segments = parse_messages(messages[start:], start)
-    return [*kept, *(s for s in segments if isinstance(s, Interaction))][-count:]
+    return [*unchanged, *(s for s in segments if isinstance(s, Interaction))][-count:]
 
 
 def extract_tool_outputs(messages: object) -> list[tuple[str, Any, Any]]:

@@ -34,8 +34,8 @@ def pairing_errors(messages: object) -> list[str]:
     errors: list[str] = []
     is_open: dict[tuple[str, str], bool] = {}  # the calls of the present turn by role of the answer and key
     turn = -1
-    for i, given in enumerate([*messages, None]):
-        message = _as_dict(given)
+    for i, entry in enumerate([*messages, None]):
+        message = _as_dict(entry)
         role = None if message is None else message.get("role")
         if message is not None and role in ("tool", "function"):
             errors += [f"messages[{i}]: {wrong}" for wrong in _answered(is_open, role, message)]
@@ -45,7 +45,7 @@ def pairing_errors(messages: object) -> list[str]:
         if i == len(messages):
             break
         if message is None:
-            errors.append(f"messages[{i}]: is no object but {type(given).__name__}")
+            errors.append(f"messages[{i}]: is no object but {type(entry).__name__}")
         elif not isinstance(role, str):
             errors.append(f"messages[{i}]: has no role")
         elif role == "assistant":
@@ -60,8 +60,8 @@ def _opened(is_open: dict[tuple[str, str], bool], message: Mapping[str, Any]) ->
     if calls is not None and not isinstance(calls, (list, tuple)):
         yield f"tool_calls is not a list but {type(calls).__name__}"
         calls = None
-    for n, given in enumerate(calls or ()):
-        call_id = (_as_dict(given) or {}).get("id")
+    for n, call in enumerate(calls or ()):
+        call_id = (_as_dict(call) or {}).get("id")
         if not isinstance(call_id, str) or not call_id:
             yield f"tool_calls[{n}] has no id"
         elif ("tool", call_id) in is_open:

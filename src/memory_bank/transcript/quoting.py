@@ -137,7 +137,7 @@ def as_terminal(text: str) -> str:
     text = without_colours(text)
     if "\r" not in text or "\n" not in text:
         return text
-    return _OVERWRITTEN.sub(lambda found: "" if _is_progress(found[0]) else found[0], text)
+    return _OVERWRITTEN.sub(lambda states: "" if _is_progress(states[0]) else states[0], text)
 
 
 def _is_progress(states: str) -> bool:
@@ -145,7 +145,7 @@ def _is_progress(states: str) -> bool:
     if not _PROGRESS.search(states):
         return False
     words = [_FIRST_WORD.search(state) for state in states.split("\r") if state.strip()]
-    return len({found and found[0] for found in words}) <= max(2, len(words) // 2)
+    return len({word and word[0] for word in words}) <= max(2, len(words) // 2)
 
 
 def one_line(text: str) -> str:
@@ -162,7 +162,7 @@ def fence(text: str, key: str = "", before: str = "") -> str:
     U+FFFD.
     """
     seal = hashlib.sha256(f"memory_bank\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    before, text = (_without(seal, sendable(given)) for given in (before, text))
+    before, text = (_without(seal, sendable(each)) for each in (before, text))
     return f"{before}{Mark.OPENING} seal={seal}>\n{INTRODUCTION}\n{text}\n{Mark.CLOSING} seal={seal}>"
 
 
@@ -175,15 +175,15 @@ def without_fenced(text: str) -> str:
     closed: dict[str, list[re.Match[str]]] = {}
     for end in reversed([*_CLOSED.finditer(text)]):
         closed.setdefault(end[1], []).append(end)
-    kept, at = list[str](), 0
+    pieces, at = list[str](), 0
     for start in _OPENED.finditer(text):
         ends = closed.get(start[1], []) if start.start() >= at else []
         while ends and ends[-1].start() < start.end():
             ends.pop()
         if ends:
-            kept.append(text[at : start.start()])
+            pieces.append(text[at : start.start()])
             at = ends[-1].end()
-    return "".join(kept) + text[at:]
+    return "".join(pieces) + text[at:]
 
 
 def sendable(text: str) -> str:
@@ -195,12 +195,12 @@ def _without(seal: str, text: str) -> str:
     """The text with a blank in each occurrence of the seal."""
     if not _UNUSUAL.search(text):
         return re.sub(f"(?i)({seal[:4]})(?={seal[4:]})", r"\1 ", text)
-    bare = _ANSI.sub(lambda found: "\0" * len(found[0]), text)
+    bare = _ANSI.sub(lambda escape: "\0" * len(escape[0]), text)
     if seal not in "".join(map(_looks, bare)).lower().replace("\x1b", ""):
         return text
     seen = [(place, x) for place, c in enumerate(bare) for x in _looks(c).lower() if x != "\x1b"]
     looks = "".join([x for _, x in seen])
-    for found in reversed([*re.finditer(f"(?={seal})", looks)]):
-        at = seen[found.start() + 4][0]
+    for match in reversed([*re.finditer(f"(?={seal})", looks)]):
+        at = seen[match.start() + 4][0]
         text = f"{text[:at]} {text[at:]}"
     return text

@@ -191,8 +191,8 @@ def _with_text(item: Item, text: str) -> Item:
     if kind in ("local_shell_call_output", "apply_patch_call_output", "mcp_call"):
         return {**item, "output": text}
     if kind == "shell_call_output":
-        given = item.get("output")
-        first = given[0] if isinstance(given, list) and given else {}
+        output = item.get("output")
+        first = output[0] if isinstance(output, list) and output else {}
         outcome = first.get("outcome") if isinstance(first, dict) else None
         chunk = {"stdout": text, "stderr": "", "outcome": outcome or {"type": "exit", "exit_code": 0}}
         return {**item, "output": [chunk]}
@@ -229,8 +229,8 @@ def item_errors(items: object) -> list[str]:
             errors.append(
                 f"Item '{reasoning}' of type 'reasoning' was provided without its required following item."
             )
-        own, call_id = item.get("id"), str(call_id_of(item))
-        reasoning = (own if isinstance(own, str) else "None") if kind == "reasoning" else ""
+        item_id, call_id = item.get("id"), str(call_id_of(item))
+        reasoning = (item_id if isinstance(item_id, str) else "None") if kind == "reasoning" else ""
         if kind in OUTPUT_OF:
             unanswered[kind, call_id] += 1
             if kind == "program" or item.get("async") is True:
@@ -242,11 +242,11 @@ def item_errors(items: object) -> list[str]:
             else:
                 words = key[0].replace("_", " ")
                 errors.append(f"No tool call found for {words} output with call_id {call_id}.")
-        if isinstance(own, str) and kind not in ("item_reference", "local_shell_call_output"):
-            if own in ids:
+        if isinstance(item_id, str) and kind not in ("item_reference", "local_shell_call_output"):
+            if item_id in ids:
                 advice = "Remove duplicate items from your input and try again."
-                errors.append(f"Duplicate item found with id {own}. {advice}")
-            ids.add(own)
+                errors.append(f"Duplicate item found with id {item_id}. {advice}")
+            ids.add(item_id)
     for (kind, call_id), calls in unanswered.items():
         if calls and (kind, call_id) not in answered_later:
             errors.append(f"No tool output found for {kind.replace('_', ' ')} {call_id}.")
@@ -266,12 +266,12 @@ class ItemWire(Wire[Item]):
         """See Wire. Never raises. A hosted call, which holds its own result, is of no kind."""
         kind = item_type(native)
         if kind == "message":
-            said = (
+            speaker = (
                 MessageKind.SAY
                 if native.get("role") == "assistant"
                 else kind_of({"role": native.get("role")})
             )
-            return [Part(said, native.get("content"))]
+            return [Part(speaker, native.get("content"))]
         if kind in OUTPUT_OF:
             return [Part(MessageKind.CALL, "", call_id_of(native), kind)]
         if kind in CALL_OF:
@@ -418,13 +418,13 @@ class _Reader:
     def close(self) -> None:
         self._close_turn()
         lead, self._lead = self._lead, []
-        said = next((item for _, item, kind in lead if kind == "message"), None)
-        goes_along = {"message"} if said is None else _LEADS | {"message"}
+        message = next((item for _, item, kind in lead if kind == "message"), None)
+        goes_along = {"message"} if message is None else _LEADS | {"message"}
         bonds = [at for at, _, kind in lead if kind not in goes_along]
         unit: list[Placed] = []
-        if said is not None:
+        if message is not None:
             places = [_place(at, kind) for at, _, kind in lead if at not in bonds]
-            unit.append(({"role": "assistant", "content": said.get("content")}, places))
+            unit.append(({"role": "assistant", "content": message.get("content")}, places))
         # after the text, so that it is not taken for that of a call that follows
         self.put(*unit, *([self._bound(bonds)] if bonds else []))
 
@@ -449,9 +449,9 @@ class _Reader:
         if turn is not None:
             texts = turn.texts
             content = texts[0] if len(texts) == 1 else "\n".join(map(content_text, texts)) or None
-            said = {"role": "assistant", "content": content, "tool_calls": turn.calls}
+            message = {"role": "assistant", "content": content, "tool_calls": turn.calls}
             # between a call and its result, a message of another role keeps the turn from being left out
-            self.put((said, turn.made), *([self._bound(turn.bonds)] if turn.bonds else []), *turn.answers)
+            self.put((message, turn.made), *([self._bound(turn.bonds)] if turn.bonds else []), *turn.answers)
 
     def _bound(self, positions: Sequence[int]) -> Placed:
         """A message that no strategy leaves out, for items that are kept as they are."""

@@ -240,7 +240,7 @@ def _read_smolagents(text: str) -> WrittenCall | None:
         functions = [call["function"] for call in listed]
         each = parted_calls(new, [function.get("arguments") for function in functions])
         changed_calls = zip(listed, functions, each, strict=True)
-        return str([call | {"function": f | {"arguments": given}} for call, f, given in changed_calls])
+        return str([call | {"function": f | {"arguments": a}} for call, f, a in changed_calls])
 
     call_id = listed[0].get("id")
     known = call_id if isinstance(call_id, str) and call_id else None
@@ -267,9 +267,9 @@ def _read_react(text: str) -> WrittenCall | None:
         return None
     [match] = actions
     written = text[match.end() :]
-    given = _literal(written)
-    is_object = isinstance(given, dict)
-    arguments = compact(given if is_object else {"input": written.strip()})
+    value = _literal(written)
+    is_object = isinstance(value, dict)
+    arguments = compact(value if is_object else {"input": written.strip()})
 
     def write(changed: str) -> str:
         return changed if is_object else str(json.loads(changed)["input"])
@@ -312,10 +312,10 @@ def told_arguments(tool: str, arguments: str) -> str:
     if tool != "exec" or len(arguments) > _MOST_CODE or "tools." not in arguments:
         return arguments
     read = _calls_in_code(arguments)
-    commands, given, room = list[str](), None, _MOST_CODE
+    commands, value, room = list[str](), None, _MOST_CODE
     for name, at, texts in read:
-        given = _script_value(arguments, at, texts, room)
-        command = given.get("cmd") if isinstance(given, dict) and name == "exec_command" else given
+        value = _script_value(arguments, at, texts, room)
+        command = value.get("cmd") if isinstance(value, dict) and name == "exec_command" else value
         if isinstance(command, str) and name in _COMMANDS:
             commands.append(_COMMANDS[name].format(command))
         elif len(read) > 1:
@@ -323,28 +323,28 @@ def told_arguments(tool: str, arguments: str) -> str:
         room -= len(commands[-1]) if commands else 0
     told = arguments
     if len(read) == len(commands) > 0:
-        told = compact(given if isinstance(given, dict) and len(read) == 1 else {"cmd": "\n".join(commands)})
-    elif len(read) == 1 and read[0][0] not in _COMMANDS and isinstance(given, dict):
-        told = compact({"tool": read[0][0], **given})
+        told = compact(value if isinstance(value, dict) and len(read) == 1 else {"cmd": "\n".join(commands)})
+    elif len(read) == 1 and read[0][0] not in _COMMANDS and isinstance(value, dict):
+        told = compact({"tool": read[0][0], **value})
     return told if sendable(told) == told else arguments
 
 
 def _calls_in_code(code: str) -> list[tuple[str, int, Mapping[str, str]]]:
     """Each tool call in code: its name, where its arguments begin, the constants of the code; [] if it is broken."""
-    calls, texts, given = list[tuple[str, int]](), dict[str, str](), Counter[str]()
-    for found in _IN_CODE.finditer(code):
-        _, has_value, rest = (found["text"] or "").rpartition("${")
-        if found["broken"] or (
-            has_value and found[0][-1] == "`" and ("tools." in found[0] or "}" not in rest)
+    calls, texts, times = list[tuple[str, int]](), dict[str, str](), Counter[str]()
+    for piece in _IN_CODE.finditer(code):
+        _, has_value, rest = (piece["text"] or "").rpartition("${")
+        if piece["broken"] or (
+            has_value and piece[0][-1] == "`" and ("tools." in piece[0] or "}" not in rest)
         ):
             return []
-        if found["call"]:
-            calls.append((found["call"], found.end()))
-        if name := found["made"] or found["set"]:
-            given[name] += 1
-            texts[name] = found["given"] or ""
-    known = {name: text for name, text in texts.items() if text and given[name] == 1}
-    return [(name, at, known) for name, at in calls]
+        if piece["call"]:
+            calls.append((piece["call"], piece.end()))
+        if name := piece["made"] or piece["set"]:
+            times[name] += 1
+            texts[name] = piece["given"] or ""
+    constants = {name: text for name, text in texts.items() if text and times[name] == 1}
+    return [(name, at, constants) for name, at in calls]
 
 
 def _script_value(code: str, at: int, texts: Mapping[str, str], room: int) -> Any:
@@ -353,9 +353,9 @@ def _script_value(code: str, at: int, texts: Mapping[str, str], room: int) -> An
     None, too, for one of more than ``room`` characters.
     """
     written, depth = list[str](), 0
-    while found := _TOKEN.match(code, at):
-        at, (text, name, other) = found.end(), found.groups()
-        if found.lastindex is None:  # space
+    while token := _TOKEN.match(code, at):
+        at, (text, name, other) = token.end(), token.groups()
+        if token.lastindex is None:  # space
             continue
         if written and depth <= 0:
             with suppress(ValueError, RecursionError):
@@ -386,4 +386,4 @@ def _script_text(text: str) -> str | None:
     if _BY_NUMBER.search(text):
         return None
     escapes = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
-    return re.sub(r"\\(.)", lambda found: escapes.get(found[1], found[1]), text[1:-1], flags=re.S)
+    return re.sub(r"\\(.)", lambda escape: escapes.get(escape[1], escape[1]), text[1:-1], flags=re.S)

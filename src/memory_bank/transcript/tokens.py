@@ -68,8 +68,8 @@ class MessageCounter:
             total += sum(map(self._count_part, content))
         elif content is not None:
             total += self.count_text(compact(plain(content)))
-        given = (read(message, name) for name in _REASONING)
-        thought = next((t for t in given if isinstance(t, (str, list, tuple)) and t), "")
+        thoughts = (read(message, name) for name in _REASONING)
+        thought = next((t for t in thoughts if isinstance(t, (str, list, tuple)) and t), "")
         if isinstance(thought, str):
             total += self.count_text(thought)
         else:

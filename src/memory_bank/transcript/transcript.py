@@ -189,8 +189,8 @@ class Transcript:
             keys.append(key)
             here[key] += 1
         tokens = self._tokens_before[interaction.stop] - self._tokens_before[interaction.start]
-        known = replace(interaction, trace_ids=tuple(ids), earlier_ids=tuple(earlier), tokens=tokens)
-        return known, tuple(keys)
+        identified = replace(interaction, trace_ids=tuple(ids), earlier_ids=tuple(earlier), tokens=tokens)
+        return identified, tuple(keys)
 
     def _view(self, messages: Sequence[Any]) -> View:
         pending = self._pending or []

@@ -92,15 +92,15 @@ class Derived:
         self._by_id: dict[int, tuple[object, list[Placed]]] = {}
 
     def __call__(self, message: Any, make: Make) -> list[Placed]:
-        known = self._by_id.get(id(message))
-        if known is None or not is_same(known[0], message):
-            known = self._by_id[id(message)] = copy_of(message), make(message)
-        return known[1]
+        entry = self._by_id.get(id(message))
+        if entry is None or not is_same(entry[0], message):
+            entry = self._by_id[id(message)] = copy_of(message), make(message)
+        return entry[1]
 
     def keep(self, messages: Iterable[object]) -> None:
         """Forget what was made of all other messages."""
-        known = self._by_id
-        self._by_id = {id(m): known[id(m)] for m in messages if id(m) in known}
+        entries = self._by_id
+        self._by_id = {id(m): entries[id(m)] for m in messages if id(m) in entries}
 
 
 class Wire(Generic[N]):
@@ -180,7 +180,7 @@ class PartWire(Wire[N]):
         """
         calls: list[ChatMessage] = []
         texts: list[Any] = []
-        made: list[PartPlace] = []
+        places: list[PartPlace] = []
         heard: list[Placed] = []
         kept: list[PartPlace] = []
         kept_texts: list[str] = []
@@ -192,12 +192,12 @@ class PartWire(Wire[N]):
         for place, (kind, value, call_id, name, signed) in parts:
             if kind is MessageKind.SAY:
                 texts.append(value)
-                made.append(place._replace(part=WHOLE))
+                places.append(place._replace(part=WHOLE))
             elif kind is MessageKind.CALL:
-                made.append(place._replace(part=len(calls)))
+                places.append(place._replace(part=len(calls)))
                 calls.append(call_entry(call_id, name, value, signed))
             elif kind is MessageKind.REASONING:
-                made.append(place)
+                places.append(place)
             elif kind is MessageKind.OTHER:
                 kept.append(place)
                 kept_texts.append(str(value))
@@ -211,12 +211,12 @@ class PartWire(Wire[N]):
                     message |= {"name": name} if name else {}
                 heard.append((message | {"content": value}, [place._replace(part=WHOLE)]))
         out: list[Placed] = []
-        if made:
+        if places:
             content: Any = [{"type": "text", "text": t} if isinstance(t, str) else t for t in texts]
             if all(isinstance(t, str) for t in texts):
                 content = self.joint.join(filter(None, texts))
-            said: ChatMessage = {"role": "assistant", "content": content or (None if calls else "")}
-            out.append((said | {"tool_calls": calls} if calls else said, made))
+            turn: ChatMessage = {"role": "assistant", "content": content or (None if calls else "")}
+            out.append((turn | {"tool_calls": calls} if calls else turn, places))
         # between a call and its result, what is kept keeps the turn from being left out
         kept_message = ({"role": KEPT_ROLE, "content": "\n".join(kept_texts)}, kept)
         return [*out, *heard, kept_message] if kept else [*out, *heard]
@@ -299,10 +299,10 @@ class Conversation(Generic[N]):
             turn.clear()
 
         for position, change in entries:
-            own = -1 if position is None else self.units[position]
-            if position is None or own != unit:
+            of_unit = -1 if position is None else self.units[position]
+            if position is None or of_unit != unit:
                 end_turn()
-                unit = own
+                unit = of_unit
             if position is not None:
                 turn.update(self._parts(position, change))
                 if ADDED in change:
