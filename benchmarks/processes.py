@@ -12,10 +12,13 @@ begin as the one before is ``broken``: with a fold it has to be. One that is not
 ``--services`` sent ``differs``. Such contexts are ``later`` once a request of their session was answered without
 memory, was asked again, or had the newest answer of a service that was killed, which may not have stored what the
 answer cost: what is decided there (a fold) may come at another turn. With ``--nameless`` agents name no session: the
-services know a conversation again, each further session that one has is ``forked``, and contexts are not compared,
-as marks differ with the name that a session is given. In the end the bank's records are compared with what the
+services know a conversation again, and each further session that one has is ``forked``. The seal of memory's text, a
+digest of the name that a session was given, is not compared. In the end the bank's records are compared with what the
 tools said: those ``lost``, those stored ``twice``, and those ``refused``, which are not in the bank and every
 answer to a request that had them says why. The reasons are printed in the end.
+
+With ``--forks TURN`` each session is forked at that turn: beside the conversation another one under the same name
+goes on from three turns before, in calls of its own. Contexts that show what only the other one has are ``foreign``.
 
 With ``--faults`` there is one more run of the last of ``--services``: one dies by SIGKILL after a third of the turns,
 for good; on PostgreSQL the server ends at once after a half, within a turn, and starts again, and after two thirds
@@ -26,10 +29,10 @@ repository, by this Python) make the bank and take the first quarter of the turn
 start beside them within a turn and take half of the turns with them, the older ones end by SIGTERM, and the present
 ones take the rest. What each stage cost and broke is printed, and ``memory-bank bank verify`` must find nothing.
 
-Exit code 1 where a context differs, a session forks, a record is lost or twice, and without faults also where several
-services cost over 2% more than the first, break a prefix more often though no request went without memory, or refuse
-a record. In an upgrade contexts may differ; a record that is refused in its end, or an answer without memory in its
-last stage, is wrong.
+Exit code 1 where a context differs or is foreign, a session forks by itself, a record is lost or twice, and without
+faults also where several services cost over 2% more than the first, break a prefix more often though no request went
+without memory, or refuse a record. In an upgrade contexts may differ; a record that is refused in its end, or an
+answer without memory in its last stage, is wrong.
 """
 
 from __future__ import annotations
@@ -68,6 +71,9 @@ from workload import Message, Postgres, banks, beginning, interaction, request_o
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 CACHED = 8  # requests of a session that its provider's cache holds
 ATTEMPTS = 20  # of a request, at the services by turns
+BACK = 3  # turns that a fork undoes
+FORK = "+"  # ends the name of a conversation that is a fork
+SEAL = re.compile(r"seal=[0-9a-f]+")
 Sent = dict[str, list[list[str]]]  # by session, the messages of its contexts, as JSON text
 
 
@@ -82,12 +88,16 @@ class Figures(NamedTuple):
     lost: int
     twice: int
     refused: int
+    foreign: int
 
 
-def turns_of(session: str, turns: int, calls: int) -> list[list[Message]]:
-    """The messages of each request of one agent, with so many calls a turn."""
-    rng, numbers, messages, asked = random.Random(session), itertools.count(), beginning(session), []
-    for _ in range(turns):
+def turns_of(session: str, turns: int, calls: int, fork: int = 0) -> list[list[Message]]:
+    """The messages of each request of one agent, with so many calls a turn; of a fork those from its turn on."""
+    trunk = session.removesuffix(FORK)
+    is_fork = trunk != session
+    messages = turns_of(trunk, fork - BACK, calls)[-1] if is_fork else beginning(session)
+    rng, numbers, asked = random.Random(session), itertools.count(is_fork * turns * calls), []
+    for _ in range(turns - fork * is_fork):
         made = [interaction(next(numbers), rng) for _ in range(calls)]
         said = {**made[0][0], "tool_calls": [c for turn, _ in made for c in turn["tool_calls"]]}
         messages = [*messages, said, *(result for _, result in made)]
@@ -120,19 +130,14 @@ class Run:
         self.reasons, self.stored = Counter[str](), dict[str, int]()
         self.without, self.services = dict[str, list[int]](), list[Service]()
         self.again, self.asked = dict[str, int](), dict[str, tuple[int, Service]]()
-        self.names = {} if options.nameless else {f"s{n}": f"s{n}" for n in range(options.sessions)}
-        self.sessions = {
-            f"s{n}": turns_of(f"s{n}", options.turns, options.calls) for n in range(options.sessions)
-        }
+        self.sessions = sessions_of(options)
+        self.names = {} if options.nameless else {s: s for s in self.sessions if not s.endswith(FORK)}
         self._number, self._turns, self._lock = number, itertools.count(), threading.Lock()
 
     def _arrived(self, body: Message) -> Any:
         messages = [json.dumps(m) for m in body.get("input") or body["messages"]]
-        session = next(
-            found[1] for m in messages if (found := re.search(r"Check all orders of (s\d+) for", m))
-        )
         with self._lock:
-            before = self.sent.setdefault(session, [])
+            before = self.sent.setdefault(body["user"], [])
             before.append(messages)
             whole, known = shared_tokens(before[-CACHED - 1 : -1], messages, self.options.encoding)
         cached = None if self.options.untold else (known, whole - known)
@@ -141,7 +146,8 @@ class Run:
     def _ask(self, session: str, turn: int) -> None:
         body = {
             "model": self.options.model,
-            **request_of(self.options.api, self.sessions[session][turn]),
+            "user": session,  # by which the upstream tells conversations apart
+            **request_of(self.options.api, self.sessions[session][turn - self.options.turns]),
         }
         for attempt in range(ATTEMPTS):
             services = self.services
@@ -149,7 +155,7 @@ class Run:
             with self._lock:
                 self.asked[session] = turn, service
             try:
-                named = None if self.options.nameless else session
+                named = None if self.options.nameless else session.removesuffix(FORK)
                 told = ask(service.port, self.options.api, named, body)
                 break
             except OSError:  # also an answer with an error
@@ -196,7 +202,8 @@ class Run:
                 events = {first: join, last - 1: leave}
             agents = stack.enter_context(ThreadPoolExecutor(self.options.agents))
             for turn in range(self.options.turns):
-                asked = [agents.submit(self._ask, session, turn) for session in self.sessions]
+                begun = [s for s, of in self.sessions.items() if turn >= self.options.turns - len(of)]
+                asked = [agents.submit(self._ask, session, turn) for session in begun]
                 if turn in events:
                     time.sleep(0.3)  # within some steps
                     events[turn](self)
@@ -206,34 +213,60 @@ class Run:
 
     def figures(self, first: Sent) -> Figures:
         """What the run cost, beside the contexts of the first run."""
-        costs = self.costs()
-        others = [
-            turn >= min([*self.without.get(session, []), self.again.get(session, self.options.turns)])
-            for session, requests in self.sent.items()
-            for turn in range(self.options.turns)
-            if not self.options.nameless and first[session][turn] not in requests
-        ]
+        costs, turns = self.costs(), self.options.turns
+        others = list[bool]()
+        for session, requests in self.sent.items():
+            unsealed = [without_seal(messages) for messages in requests]
+            since = min([*self.without.get(session, []), self.again.get(session, turns)])
+            others += [
+                turn >= since
+                for turn in range(turns - len(self.sessions[session]), turns)
+                if without_seal(first[session][turn - turns]) not in unsealed
+            ]
         bank = Database(self.where)
         rows = bank.rows(sa.select(records.c.session_id, records.c.call_id, records.c.output))
         bank.close()
         stored = [(self.names.get(r["session_id"]), r["call_id"], r["output"]) for r in rows]
         forked = len({r["session_id"] for r in rows}) - len({session for session, _, _ in stored})
         there = set(stored)
-        said = {
-            (session, m["tool_call_id"], m["content"]): at // self.options.calls
-            for session, turns in self.sessions.items()
-            for at, m in enumerate(m for m in turns[-1] if m["role"] == "tool")
-        }
+        said = dict[tuple[str, str, str], int]()  # by record, the turn that first has it
+        for session, requests in self.sessions.items():
+            for turn, messages in enumerate(requests, turns - len(requests)):
+                for m in messages:
+                    if m["role"] == "tool":
+                        said.setdefault((session, m["tool_call_id"], m["content"]), turn)
         missing = [(call[0], turn) for call, turn in said.items() if call not in there]
         lost = sum(turn <= self.stored.get(session, -1) for session, turn in missing)
         twice = len(stored) - len({(session, call_id) for session, call_id, _ in stored})
         later = sum(others)
-        return Figures(*costs, len(others) - later, later, forked, lost, twice, len(missing) - lost)
+        figures = len(others) - later, later, forked, lost, twice, len(missing) - lost
+        return Figures(*costs, *figures, self.foreign())
+
+    def foreign(self) -> int:
+        """How many contexts show an order that another conversation of their session alone has."""
+        orders = {s: set(re.findall(r"ORD-\d+", json.dumps(of[-1]))) for s, of in self.sessions.items()}
+        foreign = 0
+        for session, requests in self.sent.items():
+            other = session.removesuffix(FORK) if session.endswith(FORK) else session + FORK
+            alone = orders.get(other, set()) - orders[session]
+            foreign += sum(not alone.isdisjoint(re.findall(r"ORD-\d+", "".join(m))) for m in requests)
+        return foreign
 
     def costs(self, first: int = 0, last: int | None = None) -> tuple[float, int]:
         """What the contexts from one turn to before another cost, and how many are broken."""
         each = [one for s in self.sent.values() for one in dollars(s, self.options)[first:last]]
         return sum(paid for paid, _ in each), sum(broken for _, broken in each)
+
+
+def sessions_of(options: Any) -> dict[str, list[list[Message]]]:
+    """The messages of each request, by conversation."""
+    names = [f"s{n}{end}" for n in range(options.sessions) for end in ("", FORK)[: 1 + bool(options.forks)]]
+    return {name: turns_of(name, options.turns, options.calls, options.forks) for name in names}
+
+
+def without_seal(messages: Sequence[str]) -> list[str]:
+    """The messages of a context but for the digest of its session's name."""
+    return [SEAL.sub("", m) for m in messages]
 
 
 def dollars(requests: Sequence[Sequence[str]], options: Any) -> list[tuple[float, bool]]:
@@ -326,6 +359,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=1, help="that ask at the same time")
     parser.add_argument("--kind", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--api", choices=PATHS, default="chat")
+    parser.add_argument(
+        "--forks", type=int, metavar="TURN", default=0, help="at which each session is forked"
+    )
     parser.add_argument("--untold", action="store_true", help="answers tell nothing of the cache")
     parser.add_argument("--nameless", action="store_true", help="agents name no session")
     parser.add_argument("--faults", action="store_true", help="one more run, in which processes die")
@@ -333,13 +369,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="claude-sonnet-4-5")
     parser.add_argument("--encoding", default="o200k_base")
     options = parser.parse_args(arguments)
-    whole, contexts = [0.0] * options.turns, options.sessions * options.turns
-    for n in range(options.sessions):
-        bodies = (request_of(options.api, m) for m in turns_of(f"s{n}", options.turns, options.calls))
+    if options.forks and (options.beside or not BACK < options.forks < options.turns):
+        parser.error(f"--forks takes a turn after the first {BACK}, and no --beside.")
+    whole, contexts = [0.0] * options.turns, 0
+    for requests in sessions_of(options).values():
+        bodies = (request_of(options.api, messages) for messages in requests)
         histories = [[json.dumps(m) for m in b.get("input") or b["messages"]] for b in bodies]
-        whole = [a + b for a, (b, _) in zip(whole, dollars(histories, options), strict=True)]
+        for turn, (paid, _) in enumerate(dollars(histories, options), options.turns - len(requests)):
+            whole[turn] += paid
+        contexts += len(requests)
     print_head("services", "dollars", "of no memory", *Figures._fields[1:], "contexts")
-    print_row("no memory", f"{sum(whole):.2f}", "100.0%", *[0] * 7, contexts)
+    print_row("no memory", f"{sum(whole):.2f}", "100.0%", *[0] * 8, contexts)
     first, runs, said, wrong = Sent(), list[Figures](), list[str](), []
     plans = [(number, "") for number in options.services]
     plans += [(options.services[-1], "faults")] * options.faults
@@ -358,9 +398,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = f"{number}, {what}".rstrip(", ")
             print_row(name, f"{of.paid:.2f}", f"{100 * of.paid / sum(whole):.1f}%", *of[1:], contexts)
             said += [f"{name}: {number} answers without memory: {why}" for why, number in run.reasons.items()]
-            if of.forked or of.lost or of.twice or (of.refused and what != "faults"):
+            if of.forked or of.lost or of.twice or of.foreign or (of.refused and what != "faults"):
                 wrong.append(
-                    f"{name}: {of.forked} forked, {of.lost} records lost, {of.twice} twice, {of.refused} refused"
+                    f"{name}: {of.forked} forked, {of.lost} records lost, {of.twice} twice, {of.refused} refused, "
+                    f"{of.foreign} contexts foreign"
                 )
             if is_upgrade:
                 for kept, found in zip((said, wrong), upgrade(run, whole), strict=True):

@@ -1,6 +1,7 @@
 """Several services that take a session's requests by turns cost what one does."""
 
 import argparse
+import json
 import subprocess
 
 import pytest
@@ -40,6 +41,30 @@ def test_services_that_die_lose_no_record_and_fork_no_session(kind, nameless, ca
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("nameless", [[], ["--nameless"]])
+def test_forks_are_the_same_on_three_services_and_show_nothing_of_each_other(nameless, capsys):
+    given = ["--sessions", "1", "--turns", "48", "--calls", "3", "--forks", "40", "--untold"]
+    assert processes.main([*given, *nameless, "--encoding", "approximate"]) == 0
+    none, one, three = (row.split(" | ") for row in capsys.readouterr().out.splitlines()[2:])
+    assert one[1:] == three[1:]
+    assert int(one[3]) >= 2  # folds before and after the fork
+    assert float(one[2].rstrip("%")) < float(none[2].rstrip("%"))
+
+
+def test_an_order_of_the_other_conversation_makes_a_context_foreign(tmp_path):
+    options = argparse.Namespace(turns=6, calls=1, sessions=1, forks=5, nameless=False)
+    run = processes.Run(1, str(tmp_path / "bank.db"), options)
+    for session in run.sessions:
+        run.sent[session] = [[json.dumps(m) for m in messages] for messages in run.sessions[session]]
+    assert [len(run.sent[session]) for session in ("s0", "s0+")] == [6, 1]
+    assert run.foreign() == 0
+    run.sent["s0+"].append(run.sent["s0"][1])  # what both have
+    assert run.foreign() == 0
+    run.sent["s0+"].append(run.sent["s0"][-1])
+    assert run.foreign() == 1
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_an_upgrade_beside_services_of_an_older_schema_loses_nothing(kind, capsys):
     commit = "eaad532a"  # the last of schema 10
@@ -63,8 +88,14 @@ def test_a_record_that_an_answer_did_not_promise_is_told_from_a_lost_one(tmp_pat
     where = str(tmp_path / "bank.db")
     Database(where).close()
     options = argparse.Namespace(
-        turns=3, calls=2, sessions=1, encoding="approximate", model="claude-sonnet-4-5", nameless=False
+        turns=3,
+        calls=2,
+        sessions=1,
+        forks=0,
+        encoding="approximate",
+        model="claude-sonnet-4-5",
+        nameless=False,
     )
     run = processes.Run(1, where, options)
     run.stored["s0"] = 0
-    assert run.figures(run.sent)[3:] == (0, 0, 2, 0, 4)
+    assert run.figures(run.sent)[3:] == (0, 0, 2, 0, 4, 0)
