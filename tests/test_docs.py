@@ -392,6 +392,21 @@ def test_links_lead_somewhere(name):
             assert place in map(anchor, headings), f"{target}#{place}"
 
 
+def test_commits_that_show_how_a_thing_is_added_changed_what_their_row_names():
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add")[2].partition("## Rules")[0]
+    rows = [row.split(" | ") for row in table.splitlines() if re.search(r"`[0-9a-f]{8}`", row)]
+    assert len(rows) >= 9
+    for added, edited, _, shown in rows:
+        show = ["git", "show", "--name-only", "--format=", *re.findall(r"`([0-9a-f]{8})`", shown)]
+        done = subprocess.run(show, cwd=ROOT, check=False, capture_output=True, text=True)
+        if "unknown revision" in done.stderr or "not a git repository" in done.stderr:
+            pytest.skip("this checkout has no history")
+        names = re.findall(r"`([\w/]+\.\w+)`", edited)
+        files = "|".join(re.escape(name).replace("NAME", r"\w+") for name in names)
+        assert done.stdout, added
+        assert re.search(rf"/(?:{files})$", done.stdout, re.M), added
+
+
 def test_generated_pages_name_every_verb_setting_route_and_public_name():
     pytest.importorskip("fastapi", reason="needs the extra service")
     import memory_bank
