@@ -53,7 +53,7 @@ def a_step(session="a", tokens=100, full=1000, created=5e9, **more):
     }
     if usage := more.pop("usage", None):
         more |= {"sent": usage, "full": usage}
-    stored = {k: more.pop(k) for k in ("fates", "answer", "generation", "outcome") if k in more}
+    stored = {k: more.pop(k) for k in ("fates", "answer", "generation") if k in more}
     return StepToStore(StepFigures(session, created, full, tokens, **{**values, **more}), **stored)
 
 
@@ -163,17 +163,11 @@ def test_names_that_a_database_refuses_are_stored_in_part(database):
     """A role and a model's name are what a client or provider sends."""
     used = Usage(100, 0, 0, 10)
     odd = "\ud800\0role"
-    outcome = a_step(tokens=70, full=90, status="refused", model=odd, usage=used, outcome=True)
-    add_steps(database, [a_step(changed=odd, changed_at=1), outcome], 100)
+    step = a_step(tokens=70, full=90, status="refused", model=odd, usage=used, changed=odd, changed_at=1)
+    add_steps(database, [step], 100)
     (step,) = list_steps(database, "a")
     assert (step.changed, step.model) == ("??role", "??role")
     assert (step.tokens, step.full_tokens, step.status) == (70, 90, "refused")
-
-
-def test_an_outcome_without_usage_changes_the_figures_alone(database):
-    add_steps(database, [a_step(), a_step(tokens=70, full=60, outcome=True)], 100)
-    (step,) = list_steps(database, "a")
-    assert (step.tokens, step.full_tokens, step.model, step.sent) == (70, 60, None, None)
 
 
 def test_a_purge_takes_the_steps_along(database):
@@ -299,12 +293,11 @@ def test_usage_is_summed_by_session_and_by_day(database):
     assert {s.last for s in usage_sums(database, None, "session") if s.model == "m"} == {noon + 43_199}
 
 
-def test_the_answer_comes_with_the_outcome_and_goes_with_later_steps(database):
+def test_an_answer_comes_with_its_step_and_goes_with_later_ones(database):
     for i in range(3):
-        add_steps(database, [a_step(created=5e9 + i)], 2)
         said = {"parts": [{"text": f"{i}\ud800"}], "calls": []}
         ended = {"seconds": 2.5, "http_status": 200, "model": "m"}
-        add_steps(database, [a_step(created=5e9 + i, answer=packed(said), outcome=True, **ended)], 2)
+        add_steps(database, [a_step(created=5e9 + i, answer=packed(said), **ended)], 2)
     kept = [get_step(database, "a", n) for n in (1, 2, 3)]
     assert [a and a["parts"][0]["text"] for _, a in kept] == [None, "1\ud800", "2\ud800"]
     assert (kept[0][0].seconds, kept[0][0].http_status) == (2.5, 200)

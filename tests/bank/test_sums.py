@@ -80,7 +80,7 @@ def assert_as_counted(database):
     assert totals == [namespace_totals(database, n) for n in (None, "n")]
 
 
-def a_step(session, made, kind, outcome=False):
+def a_step(session, made, kind):
     usage = Usage(100 + kind, 50, 10, 5)
     figures = StepFigures(
         session, made, 2**33 + kind, 90, 3, 1, ["rebuilt", CONTROL, "failed", "refused"][kind % 4], "s", 1.0,
@@ -88,7 +88,7 @@ def a_step(session, made, kind, outcome=False):
         billed=0.1 * kind if kind % 5 == 1 else None, untold="no usage" if kind % 3 == 0 else None,
         error="wrong" if kind % 7 == 0 else None,
     )  # fmt: skip
-    return StepToStore(figures, outcome=outcome)
+    return StepToStore(figures)
 
 
 def insights_of(numbers):
@@ -100,8 +100,8 @@ session = st.sampled_from(SESSIONS)
 kinds = st.integers(0, 11)
 operation = st.one_of(
     st.tuples(st.just("records"), session, numbers), st.tuples(st.just("insights"), session, numbers),
-    st.tuples(st.just("step"), session, kinds), st.tuples(st.just("outcome"), session, kinds),
-    st.tuples(st.just("both"), session, kinds), st.tuples(st.just("forget"), session, st.integers(1, 8)),
+    st.tuples(st.just("step"), session, kinds), st.tuples(st.just("two steps"), session, kinds),
+    st.tuples(st.just("forget"), session, st.integers(1, 8)),
     st.tuples(st.sampled_from(["clear", "purge", "delete", "fork", "leave", "copy"]), session, st.just(None)),
 )  # fmt: skip
 
@@ -115,11 +115,9 @@ def do(database, clock, number, what, name, value):
     elif what == "step":
         clock[name] = 10.0 * number
         add_steps(database, [a_step(name, clock[name], value)], 2)
-    elif what == "outcome" and name in clock:
-        add_steps(database, [a_step(name, clock[name], value, outcome=True)], 2)
-    elif what == "both":
+    elif what == "two steps":
         clock[name] = time.time()  # newer than a deletion
-        add_steps(database, [a_step(name, clock[name], k, outcome=k > value) for k in (value, value + 1)], 2)
+        add_steps(database, [a_step(name, clock[name], k) for k in (value, value + 1)], 2)
     elif what == "forget":
         facts.forget(a_record(value).trace_id)
     elif what == "clear":
@@ -161,9 +159,7 @@ def test_sums_are_as_counted_when_several_write_at_once(bank_url):
         for n in range(12):
             FactStore(databases[of], "s").store_many([a_record(m) for m in range(1 + n, 4 + n)])
             InsightStore("lexical", databases[of], "s").add_many(insights_of(range(1 + n, 3 + n)))
-            add_steps(
-                databases[of], [a_step("s", 100.0 * of + n, n), a_step("s", 100.0 * of + n, n + 1, True)], 2
-            )
+            add_steps(databases[of], [a_step("s", 100.0 * of + n, n), a_step("s", 100.0 * of + n, n + 1)], 2)
             if n == 6 and of == 1:
                 FactStore(databases[of], "s").clear()
 
@@ -171,7 +167,7 @@ def test_sums_are_as_counted_when_several_write_at_once(bank_url):
         list(pool.map(write, range(3)))
     left = namespace_totals(databases[1], None)
     assert left.records > 0
-    assert left.tokens.steps == 36
+    assert left.tokens.steps == 72
     assert_as_counted(databases[2])
     for database in databases:
         database.close()
@@ -218,15 +214,14 @@ def test_long_rows_are_not_all_in_one_statement(postgres_url, tmp_path):
 
 
 @pytest.mark.short  # also on PostgreSQL
-def test_what_a_step_came_to_is_stored_and_forgotten_beside_its_sums(bank_url):
+def test_an_answer_is_forgotten_beside_its_steps_sums(bank_url):
     """A trigger that runs before an update decides what PostgreSQL stores."""
     database = Database(bank_url)
     facts = FactStore(database, "s")
     facts.store_many([a_record(1)])
-    made = StepFigures("s", 5.0, 10, 5, 1, 0, "rebuilt", "memory_bank", 1.0)
-    ended = replace(made, model="m", sent=Usage(9, 2), full=Usage(10, 2), http_status=500, error="wrong")
-    add_steps(database, [StepToStore(made)])
-    add_steps(database, [StepToStore(ended, answer=b"text", outcome=True)])
+    ended = {"model": "m", "sent": Usage(9, 2), "full": Usage(10, 2), "http_status": 500, "error": "wrong"}
+    step = StepFigures("s", 5.0, 10, 5, 1, 0, "rebuilt", "memory_bank", 1.0, **ended)
+    add_steps(database, [StepToStore(step, answer=b"text")])
     read = sa.select(steps.c["model", "http_status", "error", "answer"])
     assert [tuple(row.values()) for row in database.rows(read)] == [("m", 500, "wrong", b"text")]
     facts.forget(a_record(1).trace_id)
@@ -255,7 +250,7 @@ def test_a_process_that_is_killed_within_a_write_leaves_the_sums_right(bank_url,
 
 
 def write_as_schema_9(database):
-    """Write a record, an insight, and a step with its outcome, as a process does that knows of no sums."""
+    """Write a record, an insight, and a step, as a process does that knows of no sums."""
     with database.write() as c:
         c.exec_driver_sql(
             "INSERT INTO records (session_id, trace_id, step_id, tool_name, input, input_verbatim, output,"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.examples import first_short, in_turn
@@ -174,6 +176,31 @@ def test_a_step_has_the_answer_of_the_model(tmp_path, route, stream):
     assert "a1B2a1B2" not in json.dumps(said) and "[redacted" in json.dumps(said)
     assert (step["model"], step["http_status"], step["error"]) == ("gpt-5", 200, None)
     assert step["seconds"] > 0
+
+
+def test_a_step_is_recorded_once_its_answer_is_there_and_its_cost_before(tmp_path):
+    path, body = BODIES["chat"]
+    asked, go = threading.Event(), threading.Event()
+
+    def answers(_):
+        asked.set()
+        assert go.wait(60)
+        return say("Done.")
+
+    with scripted(answers, tmp_path, {"small": BANK}) as (_, p), ThreadPoolExecutor(1) as client:
+        came = client.submit(post, p.port, path, {**body, "model": "gpt-5"}, b"x-memory-session: task")
+        try:
+            assert asked.wait(60)
+            assert p.service.recorder.drain(60)
+            assert p.ask("/v1/sessions/task/steps").json()["steps"] == []
+            stored = p.service.database.extent("task")
+            assert stored.records == STEPS and stored.paid and stored.sent
+        finally:
+            go.set()
+        assert came.result(60).status == 200
+        p.told()
+        found = step_of(p)
+    assert (found["step"]["number"], found["answer"]["parts"][0]["text"]) == (1, "Done.")
 
 
 @routes

@@ -50,14 +50,7 @@ _REASONS = {
 _t = steps.c
 _REPORTED = _t.full_input_tokens  # NULL without usage
 _without = _t.status.in_(sa.literal_column(f"'{status}'") for status in WITHOUT)
-_ENDED = ("seconds", "http_status", "error", "reason")
-_BILL = ("billed", "untold")
-_OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *_BILL, *(c.name for c in USED))
 _LISTED = tuple(c for c in _t if c.name not in ("fates", "answer"))
-_MADE = sa.select(_t.number, _t.created).where(
-    of_session(steps), _t.created.in_(sa.bindparam("made", expanding=True))
-)
-_ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.number == sa.bindparam("of"))
 _LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps)).scalar_subquery()
 _SESSION = sa.select(sessions.c.generation, sessions.c.deleted, _LAST).where(of_session(sessions))
 _INSERT = sa.insert(steps)
@@ -109,15 +102,12 @@ class StepFigures:
 class StepToStore:
     """Figures to store. ``fates``: by fate, the numbers of the records that the context shows, but for those of the
     fold. ``answer`` as ``packed`` makes it; ``generation`` is the session's when the step was made.
-
-    ``outcome``: what the step stored at this time came to replaces its tokens, status, model, usage and ``answer``.
     """
 
     figures: StepFigures
     fates: Mapping[str, Sequence[int]] | None = None
     answer: bytes | None = None
     generation: int | None = None
-    outcome: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +159,7 @@ def unpacked(stored: bytes) -> dict[str, Any]:
 
 
 def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None = None) -> None:
-    """Store new steps, numbered after the last one of their session, and the outcomes of stored steps, all or none.
+    """Store new steps, numbered after the last one of their session, all or none.
 
     Only the latest ``kept`` steps of a session keep their answers; None: all do. A step newer than the deletion of
     its session revives the session, an older one is dropped; so is what its context showed, if content was deleted
@@ -178,38 +168,24 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
     with database.write(durable=False) as c:
         for session_id in sorted({s.figures.session_id for s in new}):  # one order: no deadlock
             database.lock_session(c, session_id)
-            mine = [s for s in new if s.figures.session_id == session_id]
-            outcomes = {s.figures.created: s for s in mine if s.outcome}
-            begun = [(s, outcomes.pop(s.figures.created, s)) for s in mine if not s.outcome]
-            _add(database, c, session_id, begun, kept)
-            if outcomes:
-                found = database.fetch(c, _MADE, session=session_id, made=[*outcomes])
-                for number, made in found:
-                    row = _row(outcomes[made].figures)
-                    values = {"session": session_id, "of": number, "answer": outcomes[made].answer}
-                    database.change(c, _ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
+            _add(database, c, session_id, [s for s in new if s.figures.session_id == session_id], kept)
 
 
 def _add(
-    database: Database,
-    c: Connection,
-    session_id: str,
-    new: list[tuple[StepToStore, StepToStore]],
-    kept: int | None,
+    database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int | None
 ) -> None:
-    """Store steps, each with its outcome, or itself where that is not known yet."""
+    """Store the steps of a session."""
     known = database.fetch(c, _SESSION, session=session_id)
     generation, deleted, before = known[0] if known else (0, float("inf"), 0)
-    new = [one for one in new if deleted is None or one[0].figures.created > deleted]
+    new = [step for step in new if deleted is None or step.figures.created > deleted]
     if not new:
         return
     before = before or 0
     last = before + len(new)
     rows = []
-    for number, (step, outcome) in enumerate(new, before + 1):
-        came_to = _row(outcome.figures)
-        row = _row(step.figures) | {k: came_to[k] for k in _OUTCOME} | {"number": number}
-        row["answer"] = outcome.answer if kept is None or number > last - kept else None
+    for number, step in enumerate(new, before + 1):
+        row = _row(step.figures) | {"number": number}
+        row["answer"] = step.answer if kept is None or number > last - kept else None
         if step.generation not in (None, generation):
             row["fold"] = None
         elif step.fates is not None:

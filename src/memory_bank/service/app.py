@@ -197,9 +197,7 @@ class Service:
         status = "refused" if refused else "failed" if step.broke else exchange.memory
         ended |= {"status": CONTROL if step.status == CONTROL else status}
         ended |= {"reason": exchange.reason if status in WITHOUT else step.reason, **paid, "full": full}
-        self.recorder.take(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
-        self.metrics.tokens.labels("full").inc(full_tokens)
-        self.metrics.tokens.labels("sent").inc(tokens)
+        self._stepped(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
         if sent is not None and full is not None:
             self._count_usage(sent, full, prefix.price, exchange.usage.billed)
         elif paid.get("untold") and not failed:
@@ -228,18 +226,21 @@ class Service:
             figures = StepFigures(session_id, began, tokens, tokens, 0, 0, "failed", "", 0.0, **ended)
             self.recorder.take(figures, answer)
 
-    def _stepped(self, step: Rebuilt) -> None:
-        """Report a context that the proxy or the API has built."""
+    def _stepped(self, step: Rebuilt, answer: Answer | None = None, **ended: Any) -> None:
+        """Report a context: the API's as it is built, the proxy's with its ``answer``, and what its request came to.
+
+        ``ended``: fields of StepFigures.
+        """
         self.metrics.step_seconds.observe(step.milliseconds / 1000)
         if step.broke:
             self.metrics.without.labels(step.broke).inc()
-        if not step.proxied:
-            self.metrics.tokens.labels("full").inc(step.full_tokens)
-            self.metrics.tokens.labels("sent").inc(step.tokens)
         self.metrics.sessions.set(self.sessions.held)
         if self.telemetry is not None:
             self.telemetry.stepped(step)
-        self.recorder.take(step)
+        step = replace(step, **ended)
+        self.metrics.tokens.labels("full").inc(step.full_tokens)
+        self.metrics.tokens.labels("sent").inc(step.tokens)
+        self.recorder.take(step, answer)
 
 
 def _paid(exchange: Exchange) -> dict[str, Any]:

@@ -81,8 +81,7 @@ class Rebuilt(StepFigures):
     """A step with its ``context``, and ``written`` as it is sent.
 
     ``unchanged``: the context is the messages that came. ``known_tokens``: of the messages of the full history that
-    the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
-    and reports how many tokens it sent in all.
+    the request before had too, ``beside_tokens``: of the client's tools.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``charge``: what
     the step costs as far as is known. ``cache_marks``: the beginnings of what is written at whose ends memory marks
     it; None: as any other. ``fates``: see StepToStore.
@@ -94,7 +93,6 @@ class Rebuilt(StepFigures):
     unchanged: bool
     known_tokens: int = 0
     beside_tokens: int = 0
-    proxied: bool = False
     changes_again: bool = False
     plan: Plan | None = field(default=None, repr=False)
     state: Session = field(repr=False)
@@ -157,9 +155,9 @@ class _Preview:
 class Sessions:
     """Opens sessions of a database for callers of all namespaces, and closes the least recently used.
 
-    ``redact`` returns a message without secrets (the same object if it has none). ``rebuilt`` is called after
-    every step, ``queued`` when records wait for the background observer; ``traced`` makes the span of an
-    operation on a session. Thread-safe, also with other processes on the same database.
+    ``redact`` returns a message without secrets (the same object if it has none). ``rebuilt`` is called after a
+    step of a caller other than the proxy, ``queued`` when records wait for the background observer; ``traced`` makes
+    the span of an operation on a session. Thread-safe, also with other processes on the same database.
     """
 
     def __init__(
@@ -309,7 +307,6 @@ class Sessions:
             unchanged=unchanged,
             known_tokens=known,
             beside_tokens=more,
-            proxied=is_proxied,
             changes_again=changes_again,
             plan=plan,
             state=state,
@@ -321,7 +318,7 @@ class Sessions:
             cache_marks=cache_marks,
         )
         kept.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
-        if self._on_rebuilt is not None:
+        if not is_proxied and self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step
 

@@ -9,7 +9,6 @@ attributes, and these contain session names.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -166,8 +165,8 @@ class Telemetry:
                 raise
 
     def stepped(self, step: StepFigures) -> None:
-        """Record the span of a context that has just been built, with the tokens before and after."""
-        end = time.time_ns()
+        """Record the span of a context that was built, with the tokens before and after."""
+        end = int(step.created * 1e9)
         attributes = {
             **_memory("search_memory", step.session_id),
             "gen_ai.memory.record.count": step.records,

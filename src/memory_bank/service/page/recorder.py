@@ -71,15 +71,12 @@ class Recorder:
         self._until = float("inf")  # the deadline of a closed recorder
         self._thread = threading.Thread(target=self._run, name="memory-bank-steps", daemon=True)
 
-    def take(self, step: StepFigures, answer: Answer | None = None, **outcome: Any) -> None:
-        """Record a step later, or the ``outcome`` of its request, as fields of StepFigures. Never blocks."""
-        figures = {
-            f.name: getattr(step, f.name) for f in fields(StepFigures)
-        }  # what waits must hold no contexts
-        new, state = StepToStore(StepFigures(**figures | outcome), outcome=bool(outcome)), None
-        if outcome:
-            state = getattr(step, "state", None)
-        elif isinstance(step, Rebuilt):
+    def take(self, step: StepFigures, answer: Answer | None = None) -> None:
+        """Record a step later, with the model's ``answer`` to its request. Never blocks."""
+        figures = {f.name: getattr(step, f.name) for f in fields(StepFigures)}  # what waits holds no contexts
+        new, state = StepToStore(StepFigures(**figures)), None
+        if isinstance(step, Rebuilt):
+            state = step.state if answer else None
             new = replace(new, fates=step.fates, generation=getattr(step.state, "generation", None))
         waiting = _Waiting(new, answer, state)
         with self._change:

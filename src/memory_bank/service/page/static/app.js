@@ -76,7 +76,6 @@ function openSession() {
       if (detail instanceof StepView) detail.grown(last);
       showDetail();
     },
-    renewed: (figures) => detail instanceof StepView && detail.renew(figures),
     gone: (message) => {
       session?.close();
       closeDetail();

@@ -14,11 +14,10 @@ const POINTS = 400;
 
 export class SessionView {
   /**
-   * `stepped(last)` is told when there is a new step, `renewed(figures)` those of the last one known with every look,
-   * `gone(message)` when there is no such session.
+   * `stepped(last)` is told when there is a new step, `gone(message)` when there is no such session.
    */
-  constructor(box, name, { stepped, renewed, gone }) {
-    Object.assign(this, { box, name, stepped, renewed, gone });
+  constructor(box, name, { stepped, gone }) {
+    Object.assign(this, { box, name, stepped, gone });
     this.steps = new Map();
     this.first = this.last = null;
     this.points = [];
@@ -200,14 +199,8 @@ export class SessionView {
       await this.load();
       return;
     }
-    const page = await get(at(this.name, "steps"), { after: Math.max(0, this.last - 1), limit: PAGE });
-    const end = page.steps.shift(); // the last one known: its figures are final once its answer has ended
-    const changed = end && this.steps.get(end.number)?.tokens !== end.tokens;
-    if (end) {
-      this.steps.set(end.number, end);
-      this.renewed(end);
-    }
-    if (changed || page.last === null || page.last < this.last || page.first > this.first || page.next !== null) {
+    const page = await get(at(this.name, "steps"), { after: this.last, limit: PAGE });
+    if (page.last === null || page.last < this.last || page.first > this.first || page.next !== null) {
       await this.load(); // or emptied meanwhile, or far behind
       return;
     }

@@ -84,13 +84,6 @@ export class StepView {
     this.turnable();
   }
 
-  /** The figures of a step as they are now; those shown are renewed where they differ. */
-  renew(figures) {
-    if (this.step?.step.number !== figures.number || JSON.stringify(this.step.step) === JSON.stringify(figures)) return;
-    this.step.step = figures;
-    this.head();
-  }
-
   turnable() {
     this.before.disabled = this.number === null || this.number <= 1;
     this.after.disabled = this.number === null || this.last === null || this.number >= this.last;
