@@ -124,7 +124,7 @@ def test_what_an_answer_says_depends_on_the_request_before():
         cache.ask(1.0, charge)
         if answered:
             cache.answered(charge, 0)
-        return cache._misses
+        return json.loads(cache.told)[1]
 
     assert [missed() for _ in range(3)] == [0, 1, 2]
     assert missed(LEAST_STANDING - 1) == 2
@@ -136,9 +136,10 @@ def test_what_an_answer_says_depends_on_the_request_before():
     other.tell(cache.told)  # what another process stored goes on
     other.ask(1.0, charge)
     other.answered(charge, 0)
-    assert (other._misses, charge.before) == (2, [0, 0])
+    assert (json.loads(other.told)[1], charge.before) == (2, [0, 0])
     other.tell(json.dumps([other.key, 1, {}]))  # as a bank of an older version has it
-    assert (other._misses, other._answered) == (1, None)
+    _, misses, _, answered, _ = json.loads(other.told)
+    assert (misses, answered) == (1, None)
 
 
 def test_where_only_marks_are_cached_a_changed_context_says_nothing():

@@ -7,13 +7,12 @@ import threading
 import time
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.bank.conftest import local
 from tests.chats import call, result, rounds, system, user
 from tests.contracts.insights import NumbersEmbedder, NumbersStore, score_at
-from tests.contracts.stores import a_record
+from tests.contracts.stores import a_record, before_statements
 from tests.examples import first_short
 
 from memory_bank import (
@@ -545,15 +544,14 @@ def test_what_was_found_beyond_a_session_is_read_by_its_ids(tmp_path):
     database, plans = Database(tmp_path / "bank.db"), []
     for name in "ab":
         FactStore(database, name).store(a_record(1))
-    engine = database._engine
 
-    @sa.event.listens_for(engine, "before_cursor_execute")
     def explain(_connection, cursor, statement, values, _context, _many):
         if "records.trace_id IN" in statement:
             plans.append([str(row) for row in cursor.execute(f"EXPLAIN QUERY PLAN {statement}", values)])
 
     scope, place = WiderScope(database, "a", "all"), ("b", a_record(1).trace_id)
-    assert [*scope.calls([place])] == [*scope.entries([place])] == [place]
+    with before_statements(explain):
+        assert [*scope.calls([place])] == [*scope.entries([place])] == [place]
     assert len(plans) == 2
     assert all("SEARCH records" in plan[0] and "(trace_id=?)" in plan[0] for plan in plans)
     database.close()

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 from tests.bank.test_database import drop_triggers
-from tests.contracts.stores import a_record
+from tests.contracts.stores import a_record, before_statements
 from tests.examples import examples, first_short
 
 from memory_bank.bank.database import Database
@@ -200,12 +200,13 @@ def test_long_rows_are_not_all_in_one_statement(postgres_url, tmp_path):
             sizes.append(sum(len(v.obj) for v in values if hasattr(v, "obj")))  # of bytes
 
     database, other = Database(postgres_url), Database(tmp_path / "other.db")
-    sa.event.listen(database._engine, "before_cursor_execute", send)
     long = [replace(a_record(n), raw_output="x" * 900_000, output_text=None) for n in range(1, 51)]
-    FactStore(database, "s").store_many(long)
+    with before_statements(send):
+        FactStore(database, "s").store_many(long)
     assert list(FactStore(database, "s").steps()) == [r.trace_id for r in long]
     FactStore(other, "imported").store_many(long)
-    list(import_lines(database, enumerate(map(json.dumps, export_lines(other)), 1)))
+    with before_statements(send):
+        list(import_lines(database, enumerate(map(json.dumps, export_lines(other)), 1)))
     assert 16e6 < max(sizes) < 36e6
     assert namespace_totals(database, None).records == 100
     assert_as_counted(database)

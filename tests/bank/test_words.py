@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from cachetools import LRUCache
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.contracts.stores import before_statements
 from tests.examples import first_short
 
 from memory_bank import Insight, InteractionRecord
@@ -123,8 +124,8 @@ def test_a_search_reads_words_that_it_has_kept_once_and_keeps_a_bounded_size(ban
     mine = InsightStore("lexical", database, "a")
     first = mine.rank("ORD-2 apple")
     read = []
-    sa.event.listen(database._engine, "before_cursor_execute", lambda *event: read.append(event[2]))
-    assert mine.rank("ORD-2 apple") == first
+    with before_statements(lambda *event: read.append(event[2])):
+        assert mine.rank("ORD-2 apple") == first
     (statement,) = (s for s in read if "words.terms" in s)
     assert "words.seq >" in statement  # only what is newer
     fill(database, "a", ["ORD-9 apple"])

@@ -13,14 +13,13 @@ from tests.examples import examples, first_short
 from tests.shops import messages_of, shop_run
 
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
-from memory_bank.config import Config, load_config
+from memory_bank.config import Config, Price, load_config
 from memory_bank.context.fold_rule import FOLD_SHARE, LEAST_FOLD, MOST_FOLD, fold_budget
 from memory_bank.pricing import (
     LEAST_GROWTH,
     LEAST_STANDING,
     MISSES,
     MOST_GROWTH,
-    Ratios,
     common_length,
     growth_that_pays,
 )
@@ -183,8 +182,7 @@ def test_auto_is_the_growth_that_pays(price):
     """The first fold comes when the older history exceeds its budget and the growth that pays."""
     chat = [system(), user(), *looks(120)]
     state = MemoryBankState("lexical")
-    cache = state.prefix_cache
-    cache._ratios = Ratios(*price)
+    state.prefix_cache.take_price(Price(prompt=1, completion=1, cached=price[0], cache_write=price[1]))
     for end in ends(chat):
         apply(chat[:end], state, history_budget=1_500)
         plan = state.last_plan

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from contextlib import contextmanager
 
 import sqlalchemy as sa
 
@@ -28,6 +29,16 @@ def let_wait(database, trace_ids, attempts=0, redo=None):
     with database.write() as c:
         waits = sa.update(insights).where(insights.c.trace_id.in_(trace_ids))
         c.execute(waits.values(due=0.0, attempts=attempts, redo=redo))
+
+
+@contextmanager
+def before_statements(seen):
+    """``seen`` is called before each statement of any database, as SQLAlchemy's event ``before_cursor_execute``."""
+    sa.event.listen(sa.Engine, "before_cursor_execute", seen)
+    try:
+        yield
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", seen)
 
 
 def together(*jobs):

@@ -32,6 +32,11 @@ def cache_of(p, name="a"):
     return p.service.sessions.processor.state("memory_bank", name).prefix_cache
 
 
+def answered_counts(cache):
+    """The counts of the newest request that has its answer, as they are stored."""
+    return json.loads(cache.told)[3]
+
+
 def step(p, messages, *headers, model="m", path=CHAT, **members):
     """One request; returns what became of it."""
     before = len(p.exchanges)
@@ -250,7 +255,8 @@ def test_only_a_prefix_that_should_be_cached_counts(tmp_path):
         assert cache_of(p, "b").read == 0.1
         for n in range(4, 28, 2):  # while the first is being answered, nothing is known
             step(p, task[: 2 + n], b"x-memory-session: c", model="m")
-            cache_of(p, "c")._answered = None
+            model, misses, asked, _, grown = json.loads(cache_of(p, "c").told)
+            cache_of(p, "c").tell(json.dumps([model, misses, asked, None, grown]))
         assert cache_of(p, "c").read == 0.1
         for n in range(4, 28, 2):
             step(p, task[: 2 + n], b"x-memory-session: d", model="m")
@@ -343,7 +349,7 @@ def test_the_answer_is_not_kept_waiting_by_a_step_of_the_session(tmp_path):
         state = p.service.sessions.processor.state("memory_bank", "a")
         with state.lock:
             done.step.state.prefix_cache.answered(done.step.charge, 5_000)
-        assert done.step.state.prefix_cache._answered == done.step.charge.counts
+        assert answered_counts(done.step.state.prefix_cache) == [*done.step.charge.counts]
 
 
 def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
@@ -360,7 +366,7 @@ def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
             assert (done.memory, done.status, done.reason) == (
                 "unchanged", 200, "upstream refused the rebuilt context",
             )  # fmt: skip
-            assert cache_of(p, done.session)._answered is None
+            assert answered_counts(cache_of(p, done.session)) is None
         assert cache_of(p).read == 0.1
 
 

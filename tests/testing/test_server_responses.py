@@ -100,7 +100,7 @@ def test_custom_tools_are_called_with_text() -> None:
         assert (item.type, item.name, item.input) == ("custom_tool_call", "patch", "*** Begin")
         assert "response.custom_tool_call_input.done" in [e.type for e in events]
         answer = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "ok"}
-        server._replies = iter(["done"])
+        server.replies = iter(["done"])
         final = client.responses.create(model="m", input=[USER, item.model_dump(exclude_none=True), answer])
         assert final.output_text == "done"
 

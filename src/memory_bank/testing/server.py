@@ -47,7 +47,7 @@ class ScriptedServer(Closing):
 
     Serves POST /v1/chat/completions, /v1/responses and /v1/messages (also with ``stream: true``), POST
     /v1/messages/count_tokens and GET /v1/models; a subclass may ``answer`` more.
-    ``requests`` lists all requests in order of arrival.
+    ``requests`` lists all requests in order of arrival; ``replies`` are those that are left, in an iterator.
 
     - ``script``: an iterable of replies, or a function from the request's body to a reply; it answers chats
       and responses. A reply is a ``Reply``, a str, a dict (the JSON body) or a function of the request's
@@ -71,7 +71,7 @@ class ScriptedServer(Closing):
         self.strict = strict
         self.models = tuple(models)
         self.api_key = api_key
-        self._replies = itertools.repeat(script) if callable(script) else iter(script)
+        self.replies = itertools.repeat(script) if callable(script) else iter(script)
         self._taken = 0
         self._lock = threading.Lock()
         self._numbers: Counter[str] = Counter()
@@ -150,7 +150,7 @@ class ScriptedServer(Closing):
     def _scripted(self, body: JsonObject) -> Reply:
         with self._lock:
             try:
-                reply = next(self._replies)
+                reply = next(self.replies)
             except StopIteration:
                 raise IndexError(f"it has ended after {self._taken} replies") from None
             self._taken += 1

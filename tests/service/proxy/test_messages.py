@@ -224,7 +224,7 @@ def test_an_original_whose_thinking_was_made_for_rebuilt_requests_goes_without_i
     with served(thinking_script(), tmp_path) as (server, p):
         told = run(p, SESSION, thinking=ADAPTIVE)
         taken = len(server.requests)
-        server._replies = iter([say("again"), say("and again")])
+        server.replies = iter([say("again"), say("and again")])
         passed = ask(
             p, told[:-1], b"x-memory-session: other", b"x-memory-strategy: no_strategy", thinking=ADAPTIVE
         )

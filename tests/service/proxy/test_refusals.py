@@ -453,7 +453,7 @@ def test_the_client_gets_the_answer_to_its_own_request(tmp_path):
     with served(thinking_script(), tmp_path) as (server, p):
         told = run(p, SESSION, thinking=ADAPTIVE)
         server.strict = False
-        server._replies = iter([fail(400, "ours"), fail(400, "its own"), fail(400, "stripped"), say("ok")])
+        server.replies = iter([fail(400, "ours"), fail(400, "its own"), fail(400, "stripped"), say("ok")])
         at = len(server.requests)
         came = ask(p, told[:-1], SESSION, thinking=ADAPTIVE)
         assert (came.status, json.loads(came.body)["error"]["message"]) == (400, "its own")
@@ -499,7 +499,7 @@ def test_thinking_of_a_turn_that_was_made_for_a_rebuilt_context(tmp_path):
             text = json.dumps(body["messages"], ensure_ascii=False)
             return fail(400, "no") if "[… #" in text or "<retrieved-data" in text else say("ok")
 
-        server._replies = iter([script] * 9)
+        server.replies = iter([script] * 9)
         came = [ask(p, told[:-1], SESSION, thinking=ADAPTIVE) for _ in range(3)]
         assert [c.status for c in came] == [200] * 3
         assert {c.header(b"x-memory-reason") for c in came} == {THINKING_LEFT_OUT.encode()}
@@ -526,7 +526,7 @@ def test_a_turn_that_began_with_a_rebuilt_context_ends_without_its_thinking(tmp_
         begun = [*told, user("And again, please.")]
         made = turn(thought("for a rebuilt context"), use("toolu_1", "get_order", number=1))
         turns = [*begun, made, user(answer("toolu_1", "an order"))]
-        server._replies = iter([say("ok")] * 9)
+        server.replies = iter([say("ok")] * 9)
         came = ask(p, turns, SESSION, thinking=ENABLED, model="claude")
         assert came.status == 200
         assert server.requests[-1].body["thinking"] == {"type": "disabled"}
