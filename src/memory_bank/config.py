@@ -19,6 +19,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -40,6 +41,8 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 ENV_PREFIX = "MEMORY_BANK_"
 FAULT = "MEMORY_BANK_FAULT"  # no setting: see memory_bank.faults
 EXTRACTIVE = "extractive"
+OPENAI = "https://api.openai.com/v1"
+ANTHROPIC = "https://api.anthropic.com"
 
 
 def _no_boolean(value: Any) -> Any:
@@ -436,6 +439,33 @@ class ServiceSettings(Settings):
             except re.error as e:
                 raise ValueError(f"{expression!r} is no regular expression ({e})") from None
         return value
+
+
+def upstreams_of(settings: ServiceSettings) -> dict[Literal["openai", "anthropic"], str]:
+    """The base URLs of upstreams without a trailing slash; Anthropic's ends with ``/v1``. Raises ConfigError."""
+    openai = _base_url(settings.upstream, "OPENAI_BASE_URL", OPENAI, "the upstream", "--upstream")
+    what, option = "the upstream of the Messages API", "--upstream-anthropic"
+    anthropic = _base_url(settings.upstream_anthropic, "ANTHROPIC_BASE_URL", ANTHROPIC, what, option)
+    return {"openai": openai, "anthropic": f"{anthropic.removesuffix('/v1')}/v1"}
+
+
+def _base_url(setting: str, variable: str, default: str, what: str, option: str) -> str:
+    url = (setting or os.environ.get(variable) or default).strip().rstrip("/")
+    parts = urlsplit(url) if is_url(url) else None
+    if parts is None or parts.query or parts.fragment or parts.username is not None:
+        where = f"check {option} or {variable} (it must not contain a key)"
+        raise ConfigError(f"{what} is no URL such as {default}: {where}.")
+    return url
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is the URL of a server that HTTP reaches."""
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half a bracket
+        return False
+    return fits and text.isprintable()
 
 
 AnyStrategy = (

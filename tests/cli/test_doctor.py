@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -86,6 +87,12 @@ def test_an_upstream_that_does_not_answer(doctor, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
     found = doctor(wrong=["upstream"])
     assert "--upstream-anthropic" in found["upstream"]["command"]
+
+
+def test_a_service_whose_packages_are_not_installed(doctor, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    found = doctor(wrong=["service"])
+    assert "'.[service]'" in found["service"]["command"]
 
 
 def test_clients_that_point_nowhere_at_a_service_and_elsewhere(doctor, cli, tmp_path, port, upstream):

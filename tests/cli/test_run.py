@@ -190,8 +190,12 @@ def test_two_at_once_and_a_port_of_another_program(variables, port):
 
 
 def test_the_exit_code_and_the_arguments_are_the_commands(variables):
-    done = run(variables, "sh", "-c", 'read line; echo "$0 $line"; exit 7', "--db", input="typed\n")
+    loads = {
+        "PYTHONPROFILEIMPORTTIME": "1"
+    }  # prints what this process loads, of which the service is no part
+    done = run(variables | loads, "sh", "-c", 'read line; echo "$0 $line"; exit 7', "--db", input="typed\n")
     assert (done.returncode, done.stdout) == (7, "--db typed\n")
+    assert "memory_bank.cli.run" in done.stderr and "memory_bank.service.app" not in done.stderr
     assert "no model request came through" in done.stderr
     assert "memory-bank doctor" in done.stderr
 

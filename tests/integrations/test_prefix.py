@@ -47,7 +47,7 @@ THINKING = {
 Steps = list[list[Any]]
 
 
-def turns(seed: int, *, parallel: bool = True, count: int = 24) -> list[forms.Turn]:
+def turns(seed: int, *, parallel: bool = True, count: int = 17) -> list[forms.Turn]:
     """A conversation with parallel calls, pictures, long and short results, and new prompts in between."""
     rng = random.Random(seed)
     made: list[forms.Turn] = []
@@ -335,9 +335,10 @@ def test_results_that_come_late(api: str, tmp_path: Path) -> None:
     """A model is asked while results of parallel calls are missing; some come after the next turn."""
     write = forms.items if api == "responses" else forms.chat
     steps: Steps = []
-    for end in range(25):
-        whole = write(turns(5)[:end])
-        missing = 1 if end and len(turns(5)[end - 1].calls) > 1 and not turns(5)[end - 1].after else 0
+    made = turns(5)
+    for end in range(len(made) + 1):
+        whole = write(made[:end])
+        missing = 1 if end and len(made[end - 1].calls) > 1 and not made[end - 1].after else 0
         steps += [whole[:-missing]] if missing else []
         steps.append(whole)
     check(asked(tmp_path, api, bodies(api, steps)))
@@ -373,7 +374,7 @@ def test_several_agents_of_one_session(api: str, tmp_path: Path) -> None:
         at = next(i for i, m in enumerate(step) if m.get("role") == "user")
         return [*step[:at], {**step[at], "content": f"You are agent {agent}."}, *step[at + 1 :]]
 
-    agents = [[named(s, n) for s in grown(write, turns(7 + n, count=24))] for n in range(3)]
+    agents = [[named(s, n) for s in grown(write, turns(7 + n))] for n in range(3)]
     order = [(n, step) for steps in zip(*agents, strict=True) for n, step in enumerate(steps)]
     own = (b"x-claude-code-agent-id: one",)
     requests = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 from typing import Any
 
@@ -22,7 +24,7 @@ class Cached:
 
     def __init__(self, works: bool = True, minimum: int = 0) -> None:
         self.works, self.minimum = works, minimum
-        self.kept: set[str] = set()
+        self.kept: set[bytes] = set()
         self.cached: list[int] = []
         self.usages: list[Usage] = []
 
@@ -31,16 +33,21 @@ class Cached:
         pieces = _pieces(body)
         texts = [json.dumps(_unmarked(p), sort_keys=True) for p in pieces]
         marks = [i for i, p in enumerate(pieces) if not by_marks or _is_marked(p)]
-        marks = [i for i in marks if sum(map(len, texts[: i + 1])) // 4 >= self.minimum]
+        sizes = [0, *itertools.accumulate(map(len, texts))]  # of the prefixes
+        marks = [i for i in marks if sizes[i + 1] // 4 >= self.minimum]
         looked = {j for i in marks for j in range(max(0, i - LOOKBACK), i + 1)}
-        found = [i for i in looked if "".join(texts[: i + 1]) in self.kept]
-        cached = sum(map(len, texts[: max(found, default=-1) + 1])) // 4
+        prefixes, so_far = [], hashlib.sha256()
+        for text in texts:
+            so_far.update(text.encode())
+            prefixes.append(so_far.digest())
+        found = [i for i in looked if prefixes[i] in self.kept]
+        cached = sizes[max(found, default=-1) + 1] // 4
         written = 0
         if self.works:
-            self.kept |= {"".join(texts[: i + 1]) for i in marks}
-            written = sum(map(len, texts[: max(marks, default=-1) + 1])) // 4 - cached if by_marks else 0
+            self.kept |= {prefixes[i] for i in marks}
+            written = sizes[max(marks, default=-1) + 1] // 4 - cached if by_marks else 0
         self.cached.append(cached)
-        self.usages.append(Usage(sum(map(len, texts)) // 4, cached, written, 1))
+        self.usages.append(Usage(sizes[-1] // 4, cached, written, 1))
         return Reply("ok", usage=(self.usages[-1].input, 1), cached=(cached, written))
 
     def paid(self, model: str) -> tuple[int, float]:

@@ -10,6 +10,7 @@ import socket
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,7 +70,7 @@ def doctor(db: str | None = DB, config: Path | None = CONFIG, as_json: bool = JS
 
 def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
     from memory_bank.bank.database import Database
-    from memory_bank.config import load_config
+    from memory_bank.config import load_config, upstreams_of
     from memory_bank.service.server.database import database_of
 
     loaded = load_config(config)
@@ -112,8 +113,8 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
     url = f"http://127.0.0.1:{settings.port}"
     health = health_of(url)
     try:
-        from memory_bank.service.app import upstreams_of
-
+        if not (find_spec("fastapi") and find_spec("uvicorn")):
+            raise ImportError("FastAPI or uvicorn is not installed")
         yield from _service(url, health) if health else _upstreams(url, upstreams_of(settings))
     except ConfigError as e:
         yield Finding("upstream", "wrong", str(e), "memory-bank config")

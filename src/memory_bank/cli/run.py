@@ -196,18 +196,16 @@ def running_service(db: str | None, config: Path | None) -> str | None:
 
 def _named_upstreams(settings: ServiceSettings) -> dict[Provider, tuple[str, str]]:
     """The upstreams named for this command: the place, and the address. Raises ConfigError for two of a provider."""
-    settings_of: dict[Provider, str | None] = {
-        "openai": settings.upstream, "anthropic": settings.upstream_anthropic
-    }  # fmt: skip
-    places = [(provider, "the configuration", url) for provider, url in settings_of.items()]
+    from memory_bank.config import upstreams_of
+
+    places: list[tuple[Provider, str, str | None]] = [("openai", "the configuration", settings.upstream)]
+    places += [("anthropic", "the configuration", settings.upstream_anthropic)]
     places += [(provider, name, os.environ.get(name)) for name, provider in _PROVIDERS.items()]
     named: dict[Provider, tuple[str, str]] = {}
     for provider, where, given in places:
         local = local_address(given or "")
         if not (given or "").strip() or (local is not None and _is_service(local, settings.port)):
             continue
-        from memory_bank.service.app import upstreams_of
-
         key = "upstream" if provider == "openai" else "upstream_anthropic"
         url = upstreams_of(settings.model_copy(update={key: given}))[provider]
         before, other = named.setdefault(provider, (where, url))

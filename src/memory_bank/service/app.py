@@ -20,7 +20,7 @@ from memory_bank import __version__
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import WITHOUT
 from memory_bank.bank.steps import CONTROL, StepFigures
-from memory_bank.config import Config, ServiceSettings
+from memory_bank.config import ANTHROPIC, Config, ServiceSettings, upstreams_of
 from memory_bank.errors import (
     ConfigError,
     InvalidRequestError,
@@ -48,7 +48,7 @@ from memory_bank.service.proxy.flow import DIALECTS, handle
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
 from memory_bank.service.proxy.shared import Proxy, Seals
-from memory_bank.service.proxy.upstream import Upstream, is_url
+from memory_bank.service.proxy.upstream import Upstream
 from memory_bank.service.security.access import Keyring, stored_id
 from memory_bank.service.security.gate import AllowedHosts, Gate
 from memory_bank.service.security.redaction import Redaction
@@ -67,8 +67,6 @@ except ImportError:
 
 log = logging.getLogger("memory_bank.Service")
 
-OPENAI = "https://api.openai.com/v1"
-ANTHROPIC = "https://api.anthropic.com"
 NO_PRICE = "no price of the model is known: add it to [prices] in the configuration"
 
 
@@ -257,29 +255,11 @@ def _paid(exchange: Exchange) -> dict[str, Any]:
     return {"sent": sent, "billed": usage.billed, "untold": untold}
 
 
-def upstreams_of(settings: ServiceSettings) -> dict[Provider, str]:
-    """The base URLs of upstreams without a trailing slash; Anthropic's ends with ``/v1``. Raises ConfigError."""
-    given = settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI
-    openai = _base_url(given, "the upstream", OPENAI, "--upstream or OPENAI_BASE_URL")
-    given = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC
-    what, where = "the upstream of the Messages API", "--upstream-anthropic or ANTHROPIC_BASE_URL"
-    anthropic = _base_url(given, what, ANTHROPIC, where).removesuffix("/v1")
-    return {"openai": openai, "anthropic": f"{anthropic}/v1"}
-
-
 def connections(urls: Mapping[Provider, str], timeout: float = 600.0) -> dict[Provider, Upstream]:
     """The upstreams at these URLs, with the service's own keys of the environment. Raises what Upstream raises."""
     return {
         p: Upstream(u, timeout=timeout, key=os.environ.get(f"{p.upper()}_API_KEY")) for p, u in urls.items()
     }
-
-
-def _base_url(given: str, what: str, example: str, where: str) -> str:
-    url = given.strip().rstrip("/")
-    parts = urlsplit(url) if is_url(url) else None
-    if parts is None or parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError(f"{what} is no URL such as {example}: check {where} (it must not contain a key).")
-    return url
 
 
 class _Application(FastAPI):

@@ -96,7 +96,7 @@ def test_a_long_task(tmp_path, stream, thinking):
         assert {e.session for e in exchanges[1:]} == {SESSION.split()[-1].decode()}
         assert all(e.usage.input and e.usage.output for e in exchanges)
         sizes = [len(r.data) for r in server.requests]
-        assert max(sizes[20:]) < len(json.dumps(told)) / 2
+        assert max(sizes[-5:]) < len(json.dumps(told)) / 2
         assert sizes[-1] < 60_000
         with p.service.sessions.reading(None, exchanges[-1].session) as state:
             assert state.fact_store.size() == CALLS
@@ -109,7 +109,7 @@ def test_thinking_of_type_enabled_keeps_that_of_the_turn_that_is_answered(tmp_pa
         server.strict = False  # an older model: its signatures are bound to nothing
         run(p, SESSION, thinking=enabled)
         rebuilt = [e.memory == "rebuilt" for e in p.told(STEPS + 1)]
-        assert sum(rebuilt) >= 18
+        assert sum(rebuilt) > STEPS / 2
         for request, was in zip(server.requests, rebuilt, strict=True):
             if was:
                 turns = [m for m in request.body["messages"] if m["role"] == "assistant"]

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from anyio import CancelScope
 
+from memory_bank.config import is_url
 from memory_bank.errors import (
     ConfigError,
     MissingExtraError,
@@ -287,16 +288,6 @@ def _has_more(stream: object) -> bool:
     inner = getattr(getattr(stream, "_httpcore_stream", None), "_stream", None)
     parser = getattr(getattr(inner, "_connection", None), "_h11_state", None)
     return parser is None or bool(parser.trailing_data[0])
-
-
-def is_url(text: str) -> bool:
-    """Return whether a text is the URL of a server that HTTP reaches."""
-    try:
-        parts = urlsplit(text)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half a bracket
-        return False
-    return fits and text.isprintable()
 
 
 def proxy_for(url: str) -> str | None:

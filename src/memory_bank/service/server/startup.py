@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from memory_bank import __version__
 from memory_bank.bank.embedder import check_embedder
-from memory_bank.config import Config, MemoryBankSettings, ServiceSettings, message_of
+from memory_bank.config import Config, MemoryBankSettings, ServiceSettings, message_of, upstreams_of
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, EmbeddingError, ServiceError
 from memory_bank.models.chat import OpenAIChat
@@ -26,7 +26,7 @@ from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.model import load_model
-from memory_bank.service.app import connections, upstreams_of
+from memory_bank.service.app import connections
 from memory_bank.service.operations import logs
 from memory_bank.service.operations.background import chat_of, model_of
 from memory_bank.service.security.gate import AllowedHosts, check_binding
