@@ -192,6 +192,6 @@ INSTALL = "pip install '.[{extra}]'"
 class MissingExtraError(MemoryBankError, ImportError):
     """An optional dependency is not installed; the message names the extra."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed: run  {INSTALL.format(extra=extra)}  in a checkout")
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed: run  {INSTALL.format(extra=extra)}  in a checkout")
         self.extra = extra

@@ -257,8 +257,8 @@ class Plan:
             else:
                 fate = Fate.KEPT if interaction.start >= self.choice.since else Fate.LEFT_OUT
             if fate is not Fate.LEFT_OUT:
-                known = (numbers[t] for t in interaction.record_ids if t in numbers)
-                by_fate.setdefault(str(fate), []).extend(known)
+                shown = (numbers[t] for t in interaction.record_ids if t in numbers)
+                by_fate.setdefault(str(fate), []).extend(shown)
         return by_fate
 
     def figures(self) -> dict[str, Any]:

@@ -117,9 +117,9 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
     A provider before a slash, as in ``openai/gpt-4.1``, is ignored where no name in the table has it.
     """
     for name in (model, model.rpartition("/")[2]):
-        found = max((p for p in prices if name.startswith(p)), key=len, default=None)
-        if found is not None:
-            return prices[found]
+        entry = max((p for p in prices if name.startswith(p)), key=len, default=None)
+        if entry is not None:
+            return prices[entry]
     return None
 
 
@@ -154,8 +154,8 @@ def list_prices() -> ListPrices:
 
 def known_price(prices: Mapping[str, Price], model: str) -> tuple[Price, str] | None:
     """The price of a model in a table, else that which ships with the package; and where it is from."""
-    if (own := price_of(prices, model)) is not None:
-        return own, "[prices] in the configuration"
+    if (price := price_of(prices, model)) is not None:
+        return price, "[prices] in the configuration"
     shipped = list_prices()
     price = shipped.price(model)
     return None if price is None else (price, f"{shipped.source}, {shipped.date}")
@@ -236,13 +236,13 @@ class StepTokens(NamedTuple):
     """Tokens of a step as memory counts them.
 
     Of all that was ``sent``, of its ``context``, of the ``full`` history, of what that has of the request before
-    (``known``), of the client's tools, which all have (``beside``). ``is_full``: the context is the history.
+    (``repeated``), of the client's tools, which all have (``beside``). ``is_full``: the context is the history.
     """
 
     sent: int
     context: int
     full: int
-    known: int
+    repeated: int
     beside: int
     is_full: bool
 
@@ -276,23 +276,24 @@ class Ledger:
 
     def shared_with(self, digests: Sequence[bytes]) -> int:
         """With how many messages a list begins as the one before; it is asked several times of a growing list."""
-        came, known, size, _ = self._shared
-        if came is not self.came or known is not digests or size != len(digests):
+        came, asked, size, _ = self._shared
+        if came is not self.came or asked is not digests or size != len(digests):
             self._shared = self.came, digests, len(digests), common_length(self.came, digests)
         return self._shared[3]
 
     def step(
-        self, ratios: Ratios, tokens: int, shared: int, full: int, known: int, marked: int = 0
+        self, ratios: Ratios, tokens: int, shared: int, full: int, repeated: int, marked: int = 0
     ) -> Charge:
         """The cost of a step with ``tokens`` of messages, of which ``shared`` begin the context before, too.
 
-        ``full``: tokens of all messages; ``known`` of them were there one step before; the client marks ``marked``.
+        ``full``: tokens of all messages, of which ``repeated`` were there one step before and the client marks
+        ``marked``.
         """
-        own, whole = self.beside + self.added, self.beside + full
+        beside, whole = self.beside + self.added, self.beside + full
         has_cache = self.sent and (self.came or self.head or not self.unmarked)
-        cached = self.beside + known if has_cache else 0
+        cached = self.beside + repeated if has_cache else 0
         charge = Charge(
-            ratios.price(own + tokens, own + shared if self.sent else 0), ratios.price(whole, cached)
+            ratios.price(beside + tokens, beside + shared if self.sent else 0), ratios.price(whole, cached)
         )
         if self.unmarked:
             head = cached_tokens(self.beside + marked) if self.head else 0
@@ -318,15 +319,15 @@ class Ledger:
         def price(n: int) -> float:
             return sizes[-1] - sizes[n] + cached * ratios.read + (sizes[n] - cached) * ratios.write
 
-        kept = (n for n in range(len(sizes) - 1, max(least, 1), -1) if sizes[n] >= CACHE_MINIMUM)
-        marked = next((n for n in kept if price(n) <= max(most, price(least))), least)
+        ends = (n for n in range(len(sizes) - 1, max(least, 1), -1) if sizes[n] >= CACHE_MINIMUM)
+        marked = next((n for n in ends if price(n) <= max(most, price(least))), least)
         if is_part := marked < len(sizes) - 1:
             charge.paid = price(marked)
         if is_part or charge.bare:
             charge.cache_marks = max(0, marked - 1), max(0, at - 1)
         if charge.bare:
-            end, known = charge.bare if charge.bare[0] else (-math.inf, -math.inf)
-            charge.bare = sizes[marked] - end, cached - known
+            end, read = charge.bare if charge.bare[0] else (-math.inf, -math.inf)
+            charge.bare = sizes[marked] - end, cached - read
         return marked
 
     @property
@@ -343,10 +344,10 @@ class Ledger:
     def settle(self, charge: Charge, paid: float, full: float) -> None:
         """Put what was reported of a step in the place of what was estimated."""
         with self._lock:
-            more, more_full = paid - charge.paid, full - charge.full
+            added, added_full = paid - charge.paid, full - charge.full
             charge.paid, charge.full = paid, full
-            self.paid, self.full = self.paid + more, self.full + more_full
-            self._untaken = self._untaken[0] + more, self._untaken[1] + more_full
+            self.paid, self.full = self.paid + added, self.full + added_full
+            self._untaken = self._untaken[0] + added, self._untaken[1] + added_full
 
     def account(
         self,
@@ -365,16 +366,16 @@ class Ledger:
         has_cache = sent.cached + sent.written > 0
         caches, tokens, ratio, full, bare = has_cache if by_marks else tells, counts.sent, None, sent, None
         if charge is not None:
-            bare, own = charge.bare, tokens - counts.context  # of memory's tools, or of another request
-            whole, plain = 0 <= own <= MOST_TOOLS, counts.is_full and 20 * (own + counts.beside) <= tokens
+            bare, rest = charge.bare, tokens - counts.context  # of memory's tools, or of another request
+            whole, plain = 0 <= rest <= MOST_TOOLS, counts.is_full and 20 * (rest + counts.beside) <= tokens
             ratio = cache.ratio(charge, tokens, sent.input, whole=whole, plain=plain)
-            if whole and own:  # tools are counted in another ratio: memory's are taken in that of messages
+            if whole and rest:  # tools are counted in another ratio: memory's are taken in that of messages
                 tools = sent.input / ratio - (counts.context - counts.beside)
-                own = round(min(3 * own, max(own / 5, tools * own / (own + counts.beside))))
-                tokens = counts.context + own
+                rest = round(min(3 * rest, max(rest / 5, tools * rest / (rest + counts.beside))))
+                tokens = counts.context + rest
         if bare or not counts.is_full or tokens != counts.full:  # also one that no cache had
             caches = caches and not bare
-            full = full_usage(sent, tokens, counts.full, counts.known, caches=caches, ratio=ratio)
+            full = full_usage(sent, tokens, counts.full, counts.repeated, caches=caches, ratio=ratio)
         if bare and ratio:  # what the client marks
             marked = min(full.input, int(max(0, sent.cached + sent.written - ratio * bare[0])))
             cached = min(marked, int(max(0, sent.cached - ratio * bare[1])))
@@ -514,8 +515,8 @@ class PrefixCache:
             is_telling = before[0] or (plain and not self._grown[0])
             if whole and is_telling and min(grown) > 0:
                 self._grown = self._grown[0] + grown[0], self._grown[1] + grown[1]
-            known, counted = self._grown
-        return counted / known if known >= LEAST_GROWTH else reported / tokens
+            sent, counted = self._grown
+        return counted / sent if sent >= LEAST_GROWTH else reported / tokens
 
     def ask(self, idle: float, charge: Charge) -> None:
         """Record a request and its ``charge``. ``idle``: seconds since the session's previous request."""

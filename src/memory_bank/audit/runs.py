@@ -119,7 +119,7 @@ class RunAudit(NamedTuple):
 
 def audit_runs(strategy: str, rows: Sequence[Sequence[StepRow]]) -> RunAudit:
     """Sum up the rows of every trace."""
-    steps = [row for own in rows for row in own]
+    steps = [row for of_trace in rows for row in of_trace]
     needed = [f.bound for row in steps if row.kind == "call" for f in row.found if f.age > 1]
     return RunAudit(
         strategy, len(rows), len(steps), sum(row.tokens for row in steps), sum(row.full for row in steps),

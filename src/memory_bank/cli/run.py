@@ -70,9 +70,9 @@ def run(
         no_program = f"{name} cannot be run: make it executable, or name its interpreter before it."
         tell(no_program if is_file else f"there is no command {name!r}: check its name, or install it.")
         raise typer.Exit(126 if is_file else 127)
-    given = ""
+    text = ""
     if from_ is not None:
-        command, given = begun(command, lambda c: handoff_text(from_, db, config, budget, c))
+        command, text = begun(command, lambda c: handoff_text(from_, db, config, budget, c))
     elif budget is not None:
         raise ConfigError("--budget is of what --from tells: name a session with --from.")
     running = running_service(db, config)
@@ -90,14 +90,14 @@ def run(
         elsewhere = is_elsewhere(_named_upstreams(settings).get("anthropic", ("", ""))[1])
         if elsewhere and Path(command[0]).stem == "claude":
             tell(ATTRIBUTION)
-        code = _run(*pointed(command, url, elsewhere), given)
+        code = _run(*pointed(command, url, elsewhere), text)
         whose = "" if running is None else " of all clients of the service"
         is_used = _report(url, before, _figures(url), whose)
         served = url if running is not None else f"http://127.0.0.1:{settings.port}"  # by `serve`, later
         until = time.monotonic() + (2 if is_used else 0)  # steps are stored behind the answers
-        while not (found := _pages(url, began)) and time.monotonic() < until:
+        while not (links := _pages(url, began)) and time.monotonic() < until:
             time.sleep(0.1)
-        if pages := [page.replace(url, served, 1) for page in found]:
+        if pages := [page.replace(url, served, 1) for page in links]:
             tell(f"its page{'' if running else ', while `memory-bank serve` runs'}: {' '.join(pages)}")
     raise SystemExit(code)
 
@@ -202,12 +202,12 @@ def _named_upstreams(settings: ServiceSettings) -> dict[Provider, tuple[str, str
     places += [("anthropic", "the configuration", settings.upstream_anthropic)]
     places += [(provider, name, os.environ.get(name)) for name, provider in _PROVIDERS.items()]
     named: dict[Provider, tuple[str, str]] = {}
-    for provider, where, given in places:
-        local = local_address(given or "")
-        if not (given or "").strip() or (local is not None and _is_service(local, settings.port)):
+    for provider, where, address in places:
+        local = local_address(address or "")
+        if not (address or "").strip() or (local is not None and _is_service(local, settings.port)):
             continue
         key = "upstream" if provider == "openai" else "upstream_anthropic"
-        url = upstreams_of(settings.model_copy(update={key: given}))[provider]
+        url = upstreams_of(settings.model_copy(update={key: address}))[provider]
         before, other = named.setdefault(provider, (where, url))
         if other != url:
             raise ConfigError(f"{before} and {where} name two upstreams: unset one of them.")
@@ -325,9 +325,9 @@ def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list
     for each in opencode["provider"].values() if header else ():
         each["options"]["headers"] = header
     variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(opencode))
-    own = variables.get("ANTHROPIC_CUSTOM_HEADERS", "")  # of Claude Code
-    if header and not any(name in own.lower() for name in header):
-        lines = [own.strip(), *(f"{name}: {value}" for name, value in header.items())]
+    headers = variables.get("ANTHROPIC_CUSTOM_HEADERS", "")  # of Claude Code
+    if header and not any(name in headers.lower() for name in header):
+        lines = [headers.strip(), *(f"{name}: {value}" for name, value in header.items())]
         variables["ANTHROPIC_CUSTOM_HEADERS"] = "\n".join(filter(None, lines))
     for name in ("NO_PROXY", "no_proxy"):
         variables[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
@@ -347,8 +347,8 @@ def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list
     return [command[0], *added, *command[1:]], variables
 
 
-def _run(command: list[str], variables: dict[str, str], given: str = "") -> int:
-    """Run a command with this terminal, or an input that is ``given``; signals reach it; returns its exit code."""
+def _run(command: list[str], variables: dict[str, str], text: str = "") -> int:
+    """Run a command with this terminal, or with ``text`` as its input; signals reach it. Returns its exit code."""
     process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _frame: object) -> None:
@@ -359,9 +359,9 @@ def _run(command: list[str], variables: dict[str, str], given: str = "") -> int:
     before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     try:
         with tempfile.TemporaryFile() as file:
-            file.write(given.encode())
+            file.write(text.encode())
             file.seek(0)
-            process = subprocess.Popen(command, env=variables, stdin=file if given else None)
+            process = subprocess.Popen(command, env=variables, stdin=file if text else None)
             code = process.wait()
     except OSError as e:
         tell(f"{one_line(command[0], 200)} cannot be run ({e.strerror}): check the file.")
@@ -389,10 +389,10 @@ def _figures(url: str) -> Counter[str] | None:
     answer = ask(f"{url}/metrics")
     if answer is None:
         return None
-    found: Counter[str] = Counter()
+    counters: Counter[str] = Counter()
     for name, labels, value in _SAMPLE.findall(answer[0].decode()):
-        found[f"{name} {labels}"] += float(value)  # type: ignore[assignment]
-    return found
+        counters[f"{name} {labels}"] += float(value)  # type: ignore[assignment]
+    return counters
 
 
 def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, whose: str) -> bool:
@@ -422,9 +422,9 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
         [grown.get(f'{name}_total kind="{kind}"', 0.0) for kind in both] for name, *both in kinds
     )
     tokens = counted if counted[1] else tokens  # as the provider counts them
-    for unit, (sent, full), what in (("", tokens, "tokens sent"), ("$", dollars, "paid")):
+    for unit, (sent, full), label in (("", tokens, "tokens sent"), ("$", dollars, "paid")):
         if full:
-            parts.append(spent(unit, sent, full, what))
+            parts.append(spent(unit, sent, full, label))
     start = 'untold_costs_total reason="'
     for key, n in grown.items():
         if n and key.startswith(start):

@@ -141,8 +141,8 @@ def connect(
         raise ConfigError(f"{client} has no configuration file: set the variable printed without --write.")
     upstream = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL", "")
     elsewhere = client == "claude-code" and upstream.rstrip("/") != url and is_elsewhere(upstream)
-    made = claude_code(url, elsewhere) if client == "claude-code" else entry.values(url)
-    values = written[str(path)] if is_undone else made
+    entries = claude_code(url, elsewhere) if client == "claude-code" else entry.values(url)
+    values = written[str(path)] if is_undone else entries
     if write or undo:
         old = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         new = (_edited_toml if path.suffix == ".toml" else _edited_json)(path, old, values, undo)

@@ -83,8 +83,8 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
     if choice.text and not choice.unchanged:
         last = session.last_plan  # between folds the same text is not fenced again
         is_same_text = (last.choice.text, last.choice.role) == (choice.text, choice.role)
-        known = last.memory if is_same_text else None
-        memory = known or memory_message(choice.text, session.session_id, choice.role)
+        previous = last.memory if is_same_text else None
+        memory = previous or memory_message(choice.text, session.session_id, choice.role)
         host = host_of(view, choice) if choice.role == "user" else None
         in_memory = _added_tokens(view, memory, host, session)
     tokens = in_memory + choice_tokens(view, choice)
@@ -157,7 +157,7 @@ def charge_step(context: Context, session: Session) -> None:
     if not same_objects(context, view.messages):
         sent, sizes = _measured(context, session)
     cache, beside = session.prefix_cache, ledger.beside + ledger.added
-    known, first, marked = beginnings(view, ledger)
+    common, first, marked = beginnings(view, ledger)
     if ledger.unmarked:
         sizes = [0, *(beside + n for n in sizes[: len(sent) + 1])]
         sizes[1] -= ledger.added if ledger.head == 1 else 0  # memory's tools stand behind the client's
@@ -167,7 +167,7 @@ def charge_step(context: Context, session: Session) -> None:
             ledger.sent = ()
     length = common_length(ledger.sent, sent)
     standing = max(0, sizes[length] - beside) if ledger.unmarked else sizes[length]
-    of_full = view.tokens_before[known], view.tokens_before[marked]
+    of_full = view.tokens_before[common], view.tokens_before[marked]
     charge = ledger.step(cache.ratios, plan.tokens, standing, plan.full_tokens, *of_full)
     charge.standing, charge.is_longer = standing, 0 < length == len(ledger.sent)
     if ledger.unmarked:
@@ -207,9 +207,9 @@ def _measured(context: Context, session: Session) -> tuple[list[bytes], list[int
     view, edits, entries = plan.view, plan.edits, context.entries
     made_of = session.counter, plan.memory_tokens, plan.host, plan.memory
     is_alike = view.digests is last.came and made_of == last.made_of  # a list that has only grown
-    known = common_length(last.entries, entries) if is_alike else 0
-    digests, sizes = last.digests[:known], last.sizes[: known + 1]
-    for (position, change), message in zip(entries[known:], context[known:], strict=True):
+    common = common_length(last.entries, entries) if is_alike else 0
+    digests, sizes = last.digests[:common], last.sizes[: common + 1]
+    for (position, change), message in zip(entries[common:], context[common:], strict=True):
         if position is not None and position in edits and change:
             digest, tokens = edits[position].digest, edits[position].tokens
         elif position is None:
@@ -248,11 +248,11 @@ def render(plan: Plan) -> Context:
     changes: dict[int, Change] = {p: edit.change for p, edit in edits.items()}
     if memory is not None and plan.host is not None:
         changes[plan.host] = {ADDED: memory["content"]}
-    own: Change = {}
-    entries: list[Entry] = [(p, changes.get(p, own)) for p in first]
+    unchanged: Change = {}
+    entries: list[Entry] = [(p, changes.get(p, unchanged)) for p in first]
     if memory is not None and plan.host is None:
         entries.append((None, dict(memory)))
-    entries += [(p, changes.get(p, own)) for p in rest]
+    entries += [(p, changes.get(p, unchanged)) for p in rest]
     return Context(_written(entries, view.messages, edits), plan, entries)
 
 
@@ -267,8 +267,8 @@ def _positions(view: View, choice: Choice) -> tuple[Sequence[int], list[int]]:
     never_dropped = {*view.kept} if choice.unfolded else ()
     whole += [p for p in choice.edits if p < view.tail_start and p not in never_dropped]
     begin = min([*whole, view.tail_start if choice.since is None else choice.since])
-    kept = [p for p in view.kept if p < begin]
-    return kept, [*sorted({*whole, *view.kept[len(kept) :]}), *tail]
+    head = [p for p in view.kept if p < begin]
+    return head, [*sorted({*whole, *view.kept[len(head) :]}), *tail]
 
 
 def host_of(view: View, choice: Choice) -> int | None:

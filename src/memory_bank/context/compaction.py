@@ -73,22 +73,22 @@ def what_is_known(
     if not isinstance(session, MemoryBankState) or session.last_plan is NO_PLAN or budget < LEAST_TOKENS:
         return ""
     with session.lock:
-        return _known(session.last_plan.view, session, budget, lacking, users_words)
+        return _summary(session.last_plan.view, session, budget, lacking, users_words)
 
 
-def _known(
+def _summary(
     view: View, session: MemoryBankState, budget: int, lacking: str, users_words: bool, stands: bool = False
 ) -> str:
     count = session.counter.count_text
     memory = fed_evidence(view, session, session.settings)
     words = _users_words(view, session, int(budget * _WORDS_SHARE)) if users_words else ""
-    said = "" if lacking else _last_words(view, session, int(budget * _LAST_SHARE))
+    beside = "" if lacking else _last_words(view, session, int(budget * _LAST_SHARE))
     if note := session.note:
-        said += f"{NOTE_HEAD}{quote_lines(fit_text(note, int(budget * NOTE_SHARE), count))}\n"
+        beside += f"{NOTE_HEAD}{quote_lines(fit_text(note, int(budget * NOTE_SHARE), count))}\n"
     if users_words:
-        said = _earlier_summary(view, session, int(budget * _SUMMARY_SHARE)) + said + _files(memory)
+        beside = _earlier_summary(view, session, int(budget * _SUMMARY_SHARE)) + beside + _files(memory)
     after = session.step_count + 1
-    room = budget - count(words) - count(fence(said, session.session_id)) - 4
+    room = budget - count(words) - count(fence(beside, session.session_id)) - 4
     rules, tokens, named = chosen_rules(memory, after, int(room * RULES_SHARE), count)
     quoted = "".join(rule_excerpt(memory, *rule) for rule in rules.items())
     room -= tokens
@@ -109,8 +109,8 @@ def _known(
         log.warning("session %s: choosing excerpts failed (%s)", session.session_id, type(e).__name__)
         selection = Selection()
     head = EXCERPTS_HEAD if quoted and not selection.text else ""
-    known = f"{said}{named}{listed.text}{selection.text}{head}{quoted}"
-    return fence(known, session.session_id, before=words) if known else words
+    text = f"{beside}{named}{listed.text}{selection.text}{head}{quoted}"
+    return fence(text, session.session_id, before=words) if text else words
 
 
 def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
@@ -130,9 +130,9 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         head = f"{HANDED_ON}\n{TOLD.format(calls=len(session.steps), by=by)}{RULES_ELSEWHERE.get(to, '')}\n\n"
         room = budget - count(head) - count(end) - 8
         session.cache("shown calls").update(_calls_that_stand(session.fact_store.get_many([*session.steps])))
-        known = _known(_stored_view(session), session, room, "", users_words=True, stands=True)
-        known = known.replace("\0", "\ufffd")  # no argument of a command may have it
-        return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
+        text = _summary(_stored_view(session), session, room, "", users_words=True, stands=True)
+        text = text.replace("\0", "\ufffd")  # no argument of a command may have it
+        return f"{head}{text.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
 
 
 def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCall]:
@@ -181,8 +181,8 @@ def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCal
     lines = [*replaced][:MOST_EDITS]
     for trace_id, text, output in looked:
         if any(line in output for line in lines):
-            kept = (n for n in output.splitlines(keepends=True) if not any(line in n for line in lines))
-            told[trace_id] = ToldCall(text, text, "".join(kept), "")
+            rest = (n for n in output.splitlines(keepends=True) if not any(line in n for line in lines))
+            told[trace_id] = ToldCall(text, text, "".join(rest), "")
     return told
 
 
@@ -220,16 +220,16 @@ def _without(value: Any, gone: Collection[str]) -> Any:
 
 def _files(memory: EvidenceMemory) -> str:
     """A line that names the files of the latest calls, the newest last, and which were changed; "" for none."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for call in memory.index.tables.parsed:
         access = file_access(call.tool, call.arguments) if call.kind == "output" else None
         if access is not None:
-            was = found.pop(path := one_line(access.path), "")
-            found[path] = was if access.access == "read" else " (changed)"
-    latest = [*found][-MOST_FILES:]
+            was = files.pop(path := one_line(access.path), "")
+            files[path] = was if access.access == "read" else " (changed)"
+    latest = [*files][-MOST_FILES:]
     folders = {path.rpartition("/")[0] for path in latest}
     common = os.path.commonpath(folders) if len({f[:1] == "/" for f in folders}) == 1 else ""
-    names = [path.removeprefix(f"{common}/" if common else "") + found[path] for path in latest]
+    names = [path.removeprefix(f"{common}/" if common else "") + files[path] for path in latest]
     return f"{Mark.FILES}{f' in {common}' if common else ''}: {', '.join(names)}\n" if names else ""
 
 
@@ -239,20 +239,19 @@ def _stored_view(session: MemoryBankState) -> View:
     for trace_id, step in session.steps.items():
         turns.setdefault(step, []).append(trace_id)
     database, name, done = session.database, session.session_id, 0
-    said, asked = agents_words(database, name), [*database.get_requests(name).items()]
-    messages, kept, calls = list[dict[str, str]](), list[int](), list[Interaction]()
+    words, asked = agents_words(database, name), [*database.get_requests(name).items()]
+    messages, users, calls = list[dict[str, str]](), list[int](), list[Interaction]()
     for ids in [*turns.values(), []]:
         while asked and (asked[0][1] <= done or not ids):
-            kept.append(len(messages))
+            users.append(len(messages))
             messages.append({"role": "user", "content": asked.pop(0)[0]})
-        messages.append(
-            {"role": "assistant", "content": said.get(done, "") if ids else next(reversed(said.values()), "")}
-        )
+        text = words.get(done, "") if ids else next(reversed(words.values()), "")
+        messages.append({"role": "assistant", "content": text})
         if ids:
             calls.append(Interaction(len(messages) - 1, (messages[-1],), (), trace_ids=(*ids,)))
         done += len(ids)
     return View(
-        messages, calls, kept, len(messages), database.get_session(name, "task"), [0] * (len(messages) + 1)
+        messages, calls, users, len(messages), database.get_session(name, "task"), [0] * (len(messages) + 1)
     )
 
 
@@ -263,22 +262,22 @@ def _is_users(message: object) -> bool:
 def _users_words(view: View, session: MemoryBankState, room: int) -> str:
     """The user's messages without what clients add, the task and the newest of them; "" where there is none."""
     texts = [persons_text(message_text(m)) for m in view.messages if _is_users(m)]
-    said = [t for t in texts if t and not asks_for_summary(t)]
+    asked = [t for t in texts if t and not asks_for_summary(t)]
     # the list may hold a request for a summary alone
     task = session.database.get_session(session.session_id, "task") or view.task
-    said = [task, *(t for t in said if t != task)] if task else said
-    if not said:
+    asked = [task, *(t for t in asked if t != task)] if task else asked
+    if not asked:
         return ""
     count = session.counter.count_text
-    kept = [fit_text(said[0], room // 2, count)]
-    room -= count(kept[0]) + count(Mark.USERS) + 3
-    for text in reversed(said[1:]):
+    quoted = [fit_text(asked[0], room // 2, count)]
+    room -= count(quoted[0]) + count(Mark.USERS) + 3
+    for text in reversed(asked[1:]):
         shown = fit_text(text, room // 2, count) if room > 20 else ""
         if not shown:
             break
         room -= count(shown) + 2
-        kept.insert(1, shown)
-    return f"{Mark.USERS}\n" + "".join(f"- {quote_lines(text)}\n" for text in kept) + "\n"
+        quoted.insert(1, shown)
+    return f"{Mark.USERS}\n" + "".join(f"- {quote_lines(text)}\n" for text in quoted) + "\n"
 
 
 def _earlier_summary(view: View, session: MemoryBankState, room: int) -> str:

@@ -150,11 +150,11 @@ def shorten_turn(
             if not any(place in shown for place in calls[position].values()):
                 continue
             for number, place in calls[position].items():
-                given = turn.pairs[place].call
-                assert given is not None
+                call = turn.pairs[place].call
+                assert call is not None
                 if place not in shown:
                     change[number] = None
-                elif not is_same(short := _short_arguments(given.arguments, shown[place]), given.arguments):
+                elif not is_same(short := _short_arguments(call.arguments, shown[place]), call.arguments):
                     change[number] = short
             if position in answered:  # an item with call and result
                 change = {WHOLE: shown[calls[position][0]].result}
@@ -205,8 +205,8 @@ def _short_value(value: Any, shown: ShownCall) -> Any:
     if isinstance(value, Mapping):
         return {key: _short_value(inner, shown) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        kept = [_short_value(inner, shown) for inner in value[:MAX_ITEMS]]
-        return [*kept, shown.mark] if len(value) > MAX_ITEMS else kept
+        items = [_short_value(inner, shown) for inner in value[:MAX_ITEMS]]
+        return [*items, shown.mark] if len(value) > MAX_ITEMS else items
     if not isinstance(value, str) or len(value) <= LONG_ARGUMENT:
         return value
     quote = dict(shown.arguments).get(value)
@@ -263,14 +263,14 @@ class EvidenceMemory:
         record: InteractionRecord,
         remark: str = "",
         anchor: Sequence[str] = (),
-        known: ParsedRecord | None = None,
+        cut: ParsedRecord | None = None,
         shown: ToldCall | None = None,
     ) -> None:
         """Add a record, and what the agent said with its call; a record that was added before is ignored.
 
-        ``anchor``: what every context showed when it came; ``known``: the output, if it was cut before; ``shown``:
-        what is told in the place of the call's own. So the memory is a function of records and messages, whenever
-        something is chosen of it. A record that cannot be cut stands in the thread alone, which is logged.
+        ``anchor``: the texts that every context showed when the record came. ``cut``: the output, if it was cut
+        before. ``shown``: the call as it is shown instead of as it ran. A record that cannot be cut is listed among
+        the calls without excerpts, which is logged.
         """
         trace_id, tool = record.trace_id, record.tool_name
         if trace_id in self.numbers:
@@ -295,7 +295,7 @@ class EvidenceMemory:
                 self.remarks[len(parsed)] = trace_id
                 self.index.add_remark(interaction=at, text=remark)
             place = len(parsed)
-            self.index.add_call(trace_id=trace_id, output=told.output, parsed=known, **call)
+            self.index.add_call(trace_id=trace_id, output=told.output, parsed=cut, **call)
             self.places[trace_id] = place
             self.index.files.add(number, tool, told.ran, output, failed=failed, key=trace_id)
         except Exception as e:
@@ -434,7 +434,7 @@ class _Chooser:
         # by trace_id: the turn in which a call can stand, and the place of its pair there
         self._at: dict[str, tuple[Interaction, int]] = {}
         self._signed: dict[int, dict[str, int]] = {}  # by a turn's start, the calls that are shown if any is
-        self._made: dict[object, dict[int, Edit]] = {}
+        self._edits_of: dict[object, dict[int, Edit]] = {}
 
     def _latest_left_out(self, whole: Sequence[Interaction]) -> int:
         """The step of the newest record before the tail that the messages do not show; 0 for none."""
@@ -494,7 +494,7 @@ class _Chooser:
         turns = [e for e in self._view.past if not e.fault and e.start not in starts]
         self._at = {t: (e, place) for e in turns for place, t in enumerate(e.trace_ids) if t is not None}
         for t, (e, place) in self._at.items():
-            if t in self._memory.numbers and (made := e.pairs[place].call) is not None and made.signed:
+            if t in self._memory.numbers and (call := e.pairs[place].call) is not None and call.signed:
                 self._signed.setdefault(e.start, {})[t] = place
         tokens, line = self._take_rules()
         first = listed = self.listed(self._list_room)
@@ -521,7 +521,7 @@ class _Chooser:
 
     def _newest_of_tools(self, turns: Sequence[Interaction], room: int) -> dict[str, int]:
         """The newest call of each tool that the context does not show, as ``room`` allows: trace_id, tokens."""
-        found: dict[str, int] = {}
+        newest: dict[str, int] = {}
         seen = {p.tool_name for e in self._visible for p in e.pairs}
         for turn in reversed(turns):
             for pair, trace_id in zip(turn.pairs, turn.trace_ids, strict=True):
@@ -530,10 +530,10 @@ class _Chooser:
                     if tokens <= MOST_OF_A_TOOL:
                         room -= tokens
                         if room < 0:
-                            return found
+                            return newest
                         seen.add(pair.tool_name)
-                        found[trace_id] = tokens
-        return found
+                        newest[trace_id] = tokens
+        return newest
 
     def _prices(self) -> list[int]:
         """By record of the index the tokens of showing anything of it, less what the list of calls saves."""
@@ -603,9 +603,9 @@ class _Chooser:
     def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], remark: str) -> dict[int, Edit]:
         """``shorten_turn``, once for a turn that shows the same."""
         key = turn.start, frozenset(shown.items()), remark
-        if key not in self._made:
-            self._made[key] = shorten_turn(turn, shown, remark, *self._counts)
-        return self._made[key]
+        if key not in self._edits_of:
+            self._edits_of[key] = shorten_turn(turn, shown, remark, *self._counts)
+        return self._edits_of[key]
 
 
 def _second(line: str, text: str) -> str:
@@ -652,10 +652,10 @@ class Explained(Shown):
         why = self._why
         if why is None:
             return super().decide(interaction)
-        found = [why.of(self._numbers[t]) for t in interaction.trace_ids if t in self._numbers]
-        if not found:
+        reports = [why.of(self._numbers[t]) for t in interaction.trace_ids if t in self._numbers]
+        if not reports:
             return Fate.LEFT_OUT, None, "it has no record yet"
-        fates, scores, reasons = zip(*found, strict=True)
+        fates, scores, reasons = zip(*reports, strict=True)
         worth = [w for w in scores if w is not None]
         fate = min(fates, key=[Fate.PART, Fate.KEPT, Fate.LISTED, Fate.LEFT_OUT].index)
         if fate is Fate.KEPT and len(set(fates)) > 1:
@@ -667,12 +667,12 @@ class Explained(Shown):
         if why is None:
             return []
         tools = {p.trace_id: p.tool for p in why.pieces if p.trace_id not in here}
-        made = []
+        decisions = []
         for trace_id in sorted(tools.keys() & self._numbers.keys(), key=self._numbers.__getitem__):
             fate, score, reason = why.of(self._numbers[trace_id])
             reason = f"{reason}; its messages are no longer in the list"
-            made.append(Decision(None, (trace_id,), (tools[trace_id],), fate, score, reason, 0))
-        return made
+            decisions.append(Decision(None, (trace_id,), (tools[trace_id],), fate, score, reason, 0))
+        return decisions
 
 
 def explained(excerpts: Excerpts, records: int) -> FoldReasons:

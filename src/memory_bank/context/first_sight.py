@@ -192,9 +192,9 @@ def _task(view: View, before: int) -> str:
     """The user's last words before a position."""
     for position in reversed(view.kept[: bisect_right(view.kept, before)]):
         message = view.messages[position]
-        if kind_of(message) is MessageKind.USER and (said := persons_text(message_text(message))):
+        if kind_of(message) is MessageKind.USER and (words := persons_text(message_text(message))):
             half = TASK_CHARS // 2  # who pastes a long text asks before or after it
-            return said if len(said) <= TASK_CHARS else f"{said[:half]}\n{said[-half:]}"
+            return words if len(words) <= TASK_CHARS else f"{words[:half]}\n{words[-half:]}"
     return ""
 
 
@@ -265,10 +265,10 @@ class _Part:
             text = output.text
         self.parsed = parse_record(1, text, self.count, trace_id, *call)
         if is_page:
-            known = session.cache("parsed records")
-            known[trace_id] = self.parsed
-            if len(known) > MOST_PARSED:
-                del known[next(iter(known))]
+            cache = session.cache("parsed records")
+            cache[trace_id] = self.parsed
+            if len(cache) > MOST_PARSED:
+                del cache[next(iter(cache))]
         self.index = index = EvidenceIndex(evidence_model(settings.evidence_model), self.count)
         index.tables.set_anchor([task])
         index.add_parsed(self.parsed)
@@ -351,12 +351,12 @@ class _Part:
         is_numbered = path is not None and not is_html and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
         where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
         where = f"path={_quoted(path)}, {where}" if path else where
-        told, what = self._told(text, begin, end) if is_one else ([], "")
+        told, kinds = self._told(text, begin, end) if is_one else ([], "")
         if is_html and self.count(text) <= self.room:
             return f"{self._mark('its words and links', where)}{before}{quote_lines(text)}"
         of_page = "of its words and links " * is_html
         mark = self._mark(
-            f"{of_page}its beginning, its end{what} and what is likeliest needed between them", where
+            f"{of_page}its beginning, its end{kinds} and what is likeliest needed between them", where
         )
         room, index = self.room - self.count(mark + before), self.index
         texts = [text[:begin], text[end:], *(text[start:stop] for start, stop in told)]
@@ -365,7 +365,7 @@ class _Part:
             tail_interaction=self.parsed.interaction + 1,
             budget=max(1, room - self.count("".join(texts))),
             prices=[0],
-            least=self._least(bool(what)),
+            least=self._least(bool(kinds)),
         )
         tables, owned = _tables(cut, source), [s for s in cut.segments if s.owner and s.source == source]
         while True:
@@ -417,12 +417,12 @@ class _Part:
                     room -= cost
         failed = len(report.failures)
         left_out = sum(begin <= span[0] < end and span not in told for span in report.failures)
-        what = ", its summary" * bool(report.sums)
+        kinds = ", its summary" * bool(report.sums)
         if failed:
-            what += (
+            kinds += (
                 f", the lines that say what failed ({f'{failed - left_out} of ' * bool(left_out)}{failed})"
             )
-        return [*told], what
+        return [*told], kinds
 
 
 def _quoted(path: str) -> str:
@@ -431,12 +431,12 @@ def _quoted(path: str) -> str:
 
 def _tables(cut: CutText, source: int) -> list[tuple[int, int, int]]:
     """Where the tables of a text have their last row's end, and their header."""
-    found = dict[int, tuple[int, int, int]]()
+    by_block = dict[int, tuple[int, int, int]]()
     for s in cut.segments:
         if s.block and s.source == source:
-            _, start, stop = found.get(s.block, (0, s.start, s.start + len(cut.heads[s.block])))
-            found[s.block] = s.end, start, stop
-    return sorted(found.values())
+            _, start, stop = by_block.get(s.block, (0, s.start, s.start + len(cut.heads[s.block])))
+            by_block[s.block] = s.end, start, stop
+    return sorted(by_block.values())
 
 
 def _with_gaps(

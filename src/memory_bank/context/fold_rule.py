@@ -49,9 +49,9 @@ def price_fold(
 
 def _step(view: View, session: MemoryBankState, tokens: int) -> Charge:
     """The cost of a step with so many tokens of messages of which a cache has the head at most."""
-    known, first, marked = (view.tokens_before[n] for n in beginnings(view, session.ledger))
-    ratios, shared = session.prefix_cache.ratios, min(first, known)
-    return session.ledger.step(ratios, tokens, shared, view.full_tokens, known, marked)
+    common, first, marked = (view.tokens_before[n] for n in beginnings(view, session.ledger))
+    ratios, shared = session.prefix_cache.ratios, min(first, common)
+    return session.ledger.step(ratios, tokens, shared, view.full_tokens, common, marked)
 
 
 def charge_whole(view: View, session: MemoryBankState, *, anyway: bool = False) -> bool:

@@ -63,20 +63,20 @@ def leave(
             sent = form.finish(written, form.source.place_of(context.since))
         passed = session.cache("passed", _Passed)
         shared = common_length(passed.sent, sent)
-        known = common_length(passed.came, came)
-        rule = "" if passed.keeps_prefix(context.plan, shared, len(came), known) else PREFIX
-        if not rule and not _goes_on(sent, came, wire, shared, known):
+        repeated = common_length(passed.came, came)
+        rule = "" if passed.keeps_prefix(context.plan, shared, len(came), repeated) else PREFIX
+        if not rule and not _goes_on(sent, came, wire, shared, repeated):
             rule = broken_rule(sent, came, wire, Thinking.KEEP if form is None else form.thinking)
     except HistoryError as e:
         sent, rule = came, str(e).partition(":")[0]
     if rule:
         return _kept_back(context, messages, session, rule), came
     new = context.entries[shared:] if form is None else ()
-    own = set(
+    originals = set(
         map(id, (came[p] for p, change in new if p is not None and not change) if form is None else came)
     )
     # the caller may change what is not its own
-    passed.sent = [*passed.sent[:shared], *(m if id(m) in own else copy_of(m) for m in sent[shared:])]
+    passed.sent = [*passed.sent[:shared], *(m if id(m) in originals else copy_of(m) for m in sent[shared:])]
     passed.came = [*came]
     if form is None:  # what leaves may be changed by the caller; the edits are used again
         edits = context.plan.edits
@@ -84,8 +84,8 @@ def leave(
             n: context[n] for n, (place, change) in enumerate(context.entries) if change and place in edits
         }
         passed.give([*edited.values()])
-        for n, given in zip(edited, passed.given, strict=True):
-            context[n] = given
+        for n, message in zip(edited, passed.copies, strict=True):
+            context[n] = message
     elif not same_objects(sent, came):
         session.recount(context, form.read(sent))
     return context, sent
@@ -95,46 +95,46 @@ def leave(
 class _Passed:
     """The lists that were sent and that came last, the fold, and how many contexts in a row broke a prefix.
 
-    ``edited``: the edited messages of the last context; ``given``: the copies of them that the caller has.
+    ``edited``: the edited messages of the last context; ``copies``: those of them that the caller has.
     """
 
     sent: Sequence[Any] = ()
     came: Sequence[Any] = ()
     fold: tuple[object, ...] = ()
     edited: Sequence[Any] = ()
-    given: Sequence[Any] = ()
+    copies: Sequence[Any] = ()
     breaks: int = 0
 
     def give(self, edited: Sequence[Any]) -> None:
         """Copy the edited messages of a context; copies that the caller has not changed are given again."""
-        known = common_length(self.edited, edited)
-        given = [*self.given[:known]]
-        if common_length(given, edited) < known:
-            given = [g if is_same(e, g) else copy_of(e) for e, g in zip(edited, given, strict=False)]
-        self.edited, self.given = edited, [*given, *map(copy_of, edited[known:])]
+        repeated = common_length(self.edited, edited)
+        copies = [*self.copies[:repeated]]
+        if common_length(copies, edited) < repeated:
+            copies = [g if is_same(e, g) else copy_of(e) for e, g in zip(edited, copies, strict=False)]
+        self.edited, self.copies = edited, [*copies, *map(copy_of, edited[repeated:])]
 
-    def keeps_prefix(self, plan: Plan, shared: int, came: int, known: int) -> bool:
+    def keeps_prefix(self, plan: Plan, shared: int, came: int, repeated: int) -> bool:
         """Return whether contexts begin as those before; False for good after two in a row of one fold that do not.
 
         Each would be written to the provider's cache anew. What the client changed itself, such as the place of a
-        cache mark, does not count. ``shared``: with how many messages the list begins that was sent last; of those
-        that ``came`` the first so many are ``known``.
+        cache mark, does not count. ``shared``: how many messages this list begins with that were sent last time, too;
+        ``repeated``: how many of the messages that ``came`` repeat those that came last time.
         """
         # a fold that is not stored may be made anew at each step
         fold = (plan.fold, plan.choice.since) if plan.fold else (plan.unchanged and bool(plan.edits),)
         if self.breaks < BREAKS and any(fold) and fold == self.fold and came > len(self.came):
-            is_broken = len(self.sent) - shared > len(self.came) - known
+            is_broken = len(self.sent) - shared > len(self.came) - repeated
             self.breaks = self.breaks + 1 if is_broken else 0
         self.fold = fold
         return self.breaks < BREAKS
 
 
-def _goes_on(sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any], shared: int, known: int) -> bool:
+def _goes_on(sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any], shared: int, repeated: int) -> bool:
     """Return whether both lists go on as those before, which broke no rule, so that these break none."""
-    first = shared - 1  # the last message that is known stands before the new ones in both
+    first = shared - 1  # the last message of the step before stands before the new ones in both
     at = len(came) - len(sent) + first
     is_same_end = shared > 0 <= at and same_objects(sent[first:], came[at:])
-    if not is_same_end or known <= at:
+    if not is_same_end or repeated <= at:
         return False
     # who spoke last may be somebody else in the one list than in the other
     new, speaks = sent[shared:], (MessageKind.USER, MessageKind.SAY)
@@ -175,8 +175,8 @@ def broken_rule(
     """
     if not (sent and came):
         return LAST if sent or came else ""
-    known = set(map(id, came))
-    new = [message for message in sent if id(message) not in known]
+    came_ids = set(map(id, came))
+    new = [message for message in sent if id(message) not in came_ids]
     kinds = {kind for kind in set(map(type, came)) if not issubclass(kind, str | dict | list | None)}
     if not all(_is_message(message, kinds) for message in new):
         return ENTRY
@@ -252,7 +252,7 @@ class _Faults:
 
 def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
     """The errors in a list of a wire's messages. Raises MessagesError for what the wire cannot read."""
-    found = _Faults()
+    faults = _Faults()
     waiting: Counter[tuple[str, ...]] = Counter()  # calls without a result so far
     is_answered = is_thinking = False
     turns: list[str] = []  # who spoke, without calls and results
@@ -261,7 +261,7 @@ def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
     def close() -> None:
         for key, count in waiting.items():
             if count > 0:
-                found.alone["call", *key] += count
+                faults.alone["call", *key] += count
         waiting.clear()
 
     for message in messages:
@@ -275,23 +275,23 @@ def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
                 if waiting[key] > 0:
                     waiting[key] -= 1
                 else:
-                    found.alone["result", *key] += 1
+                    faults.alone["result", *key] += 1
             elif kind is not MessageKind.OTHER and wire.is_ordered and (is_answered or kind in _HEARD):
                 close()
                 is_answered = False
             if kind is MessageKind.CALL:
                 waiting[key] += 1
             if is_thinking and kind in _HEARD:
-                found.stray += 1
+                faults.stray += 1
             is_thinking = kind is MessageKind.REASONING
         for kind in kinds - {MessageKind.OTHER, MessageKind.REASONING, MessageKind.CALL}:
-            said = [part for part in parts if part.kind is kind]
+            same_kind = [part for part in parts if part.kind is kind]
             if kind is MessageKind.RESULT:
-                for part in said:
+                for part in same_kind:
                     if _is_empty(part.value):
-                        found.empty["result", *_key(part)] += 1
-            elif all(_is_empty(part.value) for part in said) and (kind in _HEARD or len(kinds) == 1):
-                found.empty[kind.value,] += 1
+                        faults.empty["result", *_key(part)] += 1
+            elif all(_is_empty(part.value) for part in same_kind) and (kind in _HEARD or len(kinds) == 1):
+                faults.empty[kind.value,] += 1
         if MessageKind.CALL in kinds:
             spoken = ""
         elif MessageKind.SAY in kinds and wire.joins_turn:
@@ -302,10 +302,10 @@ def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
             turns += [spoken, "user"] if spoken else ["user"]
             spoken = ""
     close()
-    found.stray += is_thinking
+    faults.stray += is_thinking
     turns += [spoken] if spoken else []
-    found.alternates = all(one != other for one, other in pairwise(turns))
-    return found
+    faults.alternates = all(one != other for one, other in pairwise(turns))
+    return faults
 
 
 def _after_results(part: Part) -> bool:

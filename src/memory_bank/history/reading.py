@@ -98,9 +98,9 @@ def _task_or_text(content: object, text: str) -> typed.Step:
             return typed.ScratchpadStep(content[len(head) + 1 :], kind)  # type: ignore[arg-type]
     if isinstance(content, (list, tuple)):
         urls = [read(read(p, "image_url"), "url") for p in content]
-        said = "\n".join(part_text(p) for p in content if is_text_part(p))
+        words = "\n".join(part_text(p) for p in content if is_text_part(p))
         try:
-            return typed.TaskStep(said, tuple(u for u in urls if isinstance(u, str) and u))
+            return typed.TaskStep(words, tuple(u for u in urls if isinstance(u, str) and u))
         except HistoryError:  # an image that TaskStep refuses; the step keeps the message in ``source``
             pass
     return typed.TaskStep(text)

@@ -93,8 +93,8 @@ WIRE = LlamaIndexWire()
 
 def _signatures(native: Any) -> list[Any]:
     """Gemini's signature of each block of a message, or None."""
-    given = native.additional_kwargs.get(_SIGNATURES) or []
-    return [*given, *[None] * len(native.blocks)][: len(native.blocks)]
+    signatures = native.additional_kwargs.get(_SIGNATURES) or []
+    return [*signatures, *[None] * len(native.blocks)][: len(native.blocks)]
 
 
 def _content(native: Any) -> Any:

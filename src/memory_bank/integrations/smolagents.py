@@ -141,7 +141,7 @@ class _MemoryTool(Tool):
     def __init__(self, answer: Callable[..., str], schema: ToolFunction) -> None:
         self.name = schema["name"]
         self.description = schema["description"]
-        self.inputs = {name: _input(given) for name, given in schema["parameters"]["properties"].items()}
+        self.inputs = {name: _input(value) for name, value in schema["parameters"]["properties"].items()}
         self._answer = answer
         super().__init__()
 

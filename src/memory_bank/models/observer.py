@@ -89,10 +89,10 @@ class Observer:
         log.debug("observed %s (%s): %d characters", record.tool_name, record.trace_id, len(summary))
         return Insight(record.trace_id, summary[:_SUMMARY_CHARS], self.name)
 
-    def note(self, before: str, calls: Sequence[str], said: Sequence[str]) -> str | Trouble:
+    def note(self, before: str, calls: Sequence[str], requests: Sequence[str]) -> str | Trouble:
         """The notes after more calls (the latest, if many), or why none. Raises PromptError, StorageError.
 
-        ``said``: what the user said, the task first.
+        ``requests``: what the user said, the task first.
         """
         sent: list[str] = []
         for call in reversed(calls):
@@ -100,7 +100,7 @@ class Observer:
                 sent.append(f"({len(calls) - len(sent)} earlier calls are left out)")
                 break
             sent.append(call)
-        task, *later = said or [""]
+        task, *later = requests or [""]
         later = [f"Then the user said: {shorten(None, _TURN_CHARS, text=s).text}" for s in later[-_TURNS:]]
         values = {"task": "\n".join([_shortened_task(task), *later]), "notes": before or "(none yet)"}
         values["calls"] = "\n\n".join(reversed(sent))

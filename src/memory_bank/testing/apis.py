@@ -66,17 +66,17 @@ class ScriptedChat(Api):
         return pairing_errors(body["messages"])
 
     def render(self, reply: Reply, body: JsonObject, size: int, streamed: bool) -> list[bytes]:
-        made = []
-        for name, arguments, *given in reply.tool_calls:
+        calls = []
+        for name, arguments, *ids in reply.tool_calls:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            made.append(call_entry(given[0] if given else self.number("call_"), name, text))
-        said = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in made)
-        into, out = reply.usage or (size // 4, said // 4)
+            calls.append(call_entry(ids[0] if ids else self.number("call_"), name, text))
+        chars = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in calls)
+        into, out = reply.usage or (size // 4, chars // 4)
         message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": None}
         if reply.reasoning is not None:
             message["reasoning_content"] = reply.reasoning
-        if made:
-            message["tool_calls"] = made
+        if calls:
+            message["tool_calls"] = calls
         answer = events.completion(self.number("chatcmpl-"), body["model"], message, into, out)
         if reply.cached is not None:
             answer["usage"]["prompt_tokens_details"] = {"cached_tokens": reply.cached[0]}
@@ -99,13 +99,13 @@ class ScriptedResponses(Api):
         self._needs: dict[str, str] = {}  # the reasoning item that must precede an item
 
     def refusal(self, body: JsonObject, path: str) -> Reply | None:  # noqa: ARG002
-        given = body.get("input")
-        if given is not None and not isinstance(given, (str, list)):
-            got = f"Invalid type for 'input': expected a string or an array, but got {type(given).__name__}."
+        value = body.get("input")
+        if value is not None and not isinstance(value, (str, list)):
+            got = f"Invalid type for 'input': expected a string or an array, but got {type(value).__name__}."
             return fail(400, got, param="input", code="invalid_type")
-        if given is None and not (_goes_on(body) or body.get("prompt")):
-            what = "Missing required parameter: 'input'."
-            return fail(400, what, param="input", code="missing_required_parameter")
+        if value is None and not (_goes_on(body) or body.get("prompt")):
+            missing = "Missing required parameter: 'input'."
+            return fail(400, missing, param="input", code="missing_required_parameter")
         return None
 
     def errors(self, body: JsonObject) -> list[str]:
@@ -115,11 +115,11 @@ class ScriptedResponses(Api):
             return wrong
         seen, lacking = set(), []  # items that were made with reasoning and are sent back without it
         for item in items:
-            if isinstance(item, dict) and isinstance(own := item.get("id"), str):
-                seen.add(own)
-                if (needed := self._needs.get(own, own)) not in seen:
+            if isinstance(item, dict) and isinstance(item_id := item.get("id"), str):
+                seen.add(item_id)
+                if (needed := self._needs.get(item_id, item_id)) not in seen:
                     lacking.append(
-                        f"Item '{own}' of type '{item_type(item)}' was provided "
+                        f"Item '{item_id}' of type '{item_type(item)}' was provided "
                         f"without its required 'reasoning' item: '{needed}'."
                     )
         return wrong + item_errors(items) + lacking
@@ -157,9 +157,9 @@ class ScriptedResponses(Api):
         if reply.content is not None:
             output.append(events.text_item(self.number("msg_"), reply.content))
         free = {t.get("name") for t in _tools(body) if t.get("type") == "custom"}
-        for name, arguments, *given in reply.tool_calls:
+        for name, arguments, *ids in reply.tool_calls:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            call_id = given[0] if given else self.number("call_")
+            call_id = ids[0] if ids else self.number("call_")
             members = {"status": "completed", "call_id": call_id, "name": name}
             if name in free:
                 add("ctc_", "custom_tool_call", **members, input=text)
@@ -276,10 +276,10 @@ class ScriptedMessages(Api):
             content.append({"type": "thinking", "thinking": reply.reasoning, "signature": signature})
         if reply.content is not None:
             content.append({"type": "text", "text": reply.content})
-        for name, arguments, *given in reply.tool_calls:
+        for name, arguments, *ids in reply.tool_calls:
             parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-            made = given[0] if given else self.number("toolu_")
-            content.append({"type": "tool_use", "id": made, "name": name, "input": parsed})
+            call_id = ids[0] if ids else self.number("toolu_")
+            content.append({"type": "tool_use", "id": call_id, "name": name, "input": parsed})
         into, out = reply.usage or (size // 4, len(json.dumps(content)) // 4)
         read, written = reply.cached or (0, 0)
         reason = "tool_use" if reply.tool_calls else "end_turn"

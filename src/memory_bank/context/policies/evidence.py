@@ -163,19 +163,19 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if (is_due or gone) and (other := session.counts_otherwise()):
         is_due, gone, why = False, False, other
     if is_due or gone:
-        made = _make_fold(view, session, settings, state, budget, growth, size, gone=gone)
-        choice = _choice(made, base, _foldable(view, made.past), view, session, state)
-        made = replace(made, tokens=memory_tokens(choice, session))
-        if gone or made.tokens + choice_tokens(view, choice) < tokens:
+        new = _make_fold(view, session, settings, state, budget, growth, size, gone=gone)
+        choice = _choice(new, base, _foldable(view, new.past), view, session, state)
+        new = replace(new, tokens=memory_tokens(choice, session))
+        if gone or new.tokens + choice_tokens(view, choice) < tokens:
             ledger.in_vain = None
-            kept = _kept_fold(made, view, session, state)
+            stored = _kept_fold(new, view, session, state)
             if settings.fold_note == "observer" and (
                 state.asks or not is_near or not growth or not (fold or session.note)
             ):  # it came too suddenly: the next one has it
                 _note_later(state, view, session)
-            if kept.body is not made.body:
-                return _choice(kept, base, _foldable(view, kept.past), view, session, state)
-            return replace(choice, fold=kept.number)
+            if stored.body is not new.body:
+                return _choice(stored, base, _foldable(view, stored.past), view, session, state)
+            return replace(choice, fold=stored.number)
         why, ledger.in_vain = "the full history costs no more", older if growth else None
     elif is_near and ((session.defer and is_soon) or (state.asks and settings.fold_note == "observer")):
         session.run_later("evidence", partial(_prepare, state, view, session, settings))
@@ -198,8 +198,8 @@ def choose_standing(view: View, session: MemoryBankState, *, settings: MemoryBan
 
 def _still_shown(base: Choice, view: View, since: int) -> dict[int, Edit]:
     """The edits of outputs that no fold replaces which is about the interactions before a position."""
-    kept = {*view.kept} if base.edits else ()
-    return {p: edit for p, edit in base.edits.items() if p >= since or p in kept}
+    never_dropped = {*view.kept} if base.edits else ()
+    return {p: edit for p, edit in base.edits.items() if p >= since or p in never_dropped}
 
 
 def _make_fold(
@@ -217,9 +217,9 @@ def _make_fold(
     session.reload_steps()
     _explain(state, session)  # before the evidence grows
     memory, note = fed_evidence(view, session, settings), ""
-    if settings.fold_note == "observer" and (said := session.note):
+    if settings.fold_note == "observer" and (written := session.note):
         count = session.counter.count_text
-        note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
+        note = fit_text(f"\n{NOTE_HEAD}{quote_lines(written)}", int(budget * NOTE_SHARE), count)
         budget -= count(note)
     excerpts, whole = choose(view, session, settings, memory, budget, size)
     first = whole[0].start if whole else view.tail_start
@@ -264,20 +264,20 @@ def _explain(state: _Evidence, session: MemoryBankState) -> None:
         state.unexplained = None
 
 
-def _kept_fold(made: Fold, view: View, session: MemoryBankState, state: _Evidence) -> Fold:
+def _kept_fold(fold: Fold, view: View, session: MemoryBankState, state: _Evidence) -> Fold:
     """The fold, stored; or the one that another process has stored of the same step; number 0: it is not stored."""
-    while not state.folds.add(made, session.generation):
+    while not state.folds.add(fold, session.generation):
         last = state.folds.last()
-        if last.number < made.number:  # content was deleted meanwhile: the next step folds anew
-            return replace(made, number=0)
+        if last.number < fold.number:  # content was deleted meanwhile: the next step folds anew
+            return replace(fold, number=0)
         other = _stored_fold(state, view, last)
-        if other is not None and other.count == made.count:
+        if other is not None and other.count == fold.count:
             return other
-        made = replace(made, number=last.number + 1)
+        fold = replace(fold, number=last.number + 1)
     if not session.database.in_memory:
-        state.unexplained = made
+        state.unexplained = fold
         session.put_off("why", partial(_explain, state, session))
-    return made
+    return fold
 
 
 def _stored_fold(state: _Evidence, view: View, last: LastFold) -> Fold | None:
@@ -291,8 +291,8 @@ def _about(state: _Evidence, view: View, count: int) -> str:
     """A digest of the first interactions: their records, and where their calls and results stand."""
     first = view.history[:count]
     if state.about:  # a list that has only grown since has the same digests
-        digests, known, told = state.about
-        if len(known) == len(first) and (digests is view.digests or same_objects(first, known)):
+        digests, interactions, told = state.about
+        if len(interactions) == len(first) and (digests is view.digests or same_objects(first, interactions)):
             return told
     digest = blake2b(digest_size=16)
     for e in first:
@@ -496,13 +496,13 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
         left.difference_update(ids)
         if not left:
             break
-    kept, anchor = [*reversed(view.kept)], list[str]()  # positions and texts of what every context shows
+    positions, anchor = [*reversed(view.kept)], list[str]()  # positions and texts of what every context shows
     for trace_id in missing:
         record = records.get(trace_id)
         if record is None:  # purged meanwhile: the next step loads the session again
             continue
-        while kept and kept[-1] < starts.get(trace_id, 0):
-            anchor.append(content_text(read(view.messages[kept.pop()], "content")))
+        while positions and positions[-1] < starts.get(trace_id, 0):
+            anchor.append(content_text(read(view.messages[positions.pop()], "content")))
         memory.add(record, remarks.get(trace_id, ""), anchor, parsed.pop(trace_id, None), shown.get(trace_id))
     return memory
 
@@ -524,5 +524,5 @@ def _note_later(state: _Evidence, view: View, session: MemoryBankState) -> None:
     calls = [(n, t, words.get(t, "")) for t, n in numbers.items() if n > state.note_until and t not in apart]
     if calls:
         users = (m for m in view.messages if kind_of(m) is MessageKind.USER)
-        said = [*filter(None, map(persons_words, users))]
-        session.note_later(calls, said, lambda: setattr(state, "note_until", calls[-1][0]))
+        asked = [*filter(None, map(persons_words, users))]
+        session.note_later(calls, asked, lambda: setattr(state, "note_until", calls[-1][0]))

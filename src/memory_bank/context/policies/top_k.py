@@ -38,12 +38,12 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     if len(cache) > 256:
         cache.clear()
     limit = settings.max_chars_per_record
-    found = retrieve(ranking, session.fact_store, store, settings.top_k, limit, cache)
-    reasons = TopKReasons(found, rank_all)
+    records = retrieve(ranking, session.fact_store, store, settings.top_k, limit, cache)
+    reasons = TopKReasons(records, rank_all)
     if not view.history and not len(ranking):
         return replace(base, unchanged=_NOTHING_YET, reasons=reasons)
-    log.debug("Added %d retrieved records to context", len(found))
-    return replace(base, text=format_retrieved_memory([r.as_dict() for r in found]), reasons=reasons)
+    log.debug("Added %d retrieved records to context", len(records))
+    return replace(base, text=format_retrieved_memory([r.as_dict() for r in records]), reasons=reasons)
 
 
 class TopKReasons(Reasons):
@@ -79,16 +79,16 @@ class TopKReasons(Reasons):
         ids = [t for t in interaction.trace_ids if t]
         ranks = [self._ranks[t] for t in ids if t in self._ranks]
         score = max((s for _, s in ranks), default=None)
-        own = {r.trace_id: (i, r) for i, r in enumerate(self.retrieved, 1)}
-        found = [own[t] for t in ids if t in own]
-        if not ranks and not found:
+        by_id = {r.trace_id: (i, r) for i, r in enumerate(self.retrieved, 1)}
+        records = [by_id[t] for t in ids if t in by_id]
+        if not ranks and not records:
             return Fate.LEFT_OUT, score, "it has no insight yet"
-        if not found:
+        if not records:
             place = f"rank {min(ranks)[0]} of {len(self._ranking)}"
             return Fate.LEFT_OUT, score, f"{place}, beyond the {len(self.retrieved)} shown"
-        places = ((i, self._ranks.get(r.trace_id, (i, 0.0))[0]) for i, r in found)
+        places = ((i, self._ranks.get(r.trace_id, (i, 0.0))[0]) for i, r in records)
         reason = ", ".join(f"retrieved record {i} (rank {place})" for i, place in places)
-        cut, missing = next((r.raw for _, r in found if r.raw.cut), None), len(ids) - len(found)
+        cut, missing = next((r.raw for _, r in records if r.raw.cut), None), len(ids) - len(records)
         if cut is not None:
             reason += f"; raw data shortened to {len(cut.text):,} of {cut.whole:,} characters"
         if missing:
@@ -96,10 +96,10 @@ class TopKReasons(Reasons):
         return (Fate.PART if cut or missing else Fate.KEPT), score, reason
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
-        made = []
+        decisions = []
         for i, r in enumerate(self.retrieved, 1):
             if r.trace_id not in here:
                 fate = Fate.PART if r.raw.cut else Fate.KEPT
                 reason = f"retrieved record {i}; its messages are no longer in the list"
-                made.append(Decision(None, (r.trace_id,), (), fate, r.score, reason, 0))
-        return made
+                decisions.append(Decision(None, (r.trace_id,), (), fate, r.score, reason, 0))
+        return decisions
