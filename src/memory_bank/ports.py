@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
 Scope = Literal["session", "project", "all"]
-"""Whose records a search may find: those of the session, of its agent's sessions, of all sessions."""
+"""Whose records a search may find: those of the session, of its project's sessions, of all sessions."""
 
 
 @runtime_checkable

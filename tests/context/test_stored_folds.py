@@ -16,11 +16,13 @@ from tests.examples import first_short
 
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
+from memory_bank.bank.embedder import re_embed
 from memory_bank.bank.folds import Fold, FoldContent, Folds
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.schema import folds, records, sessions
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import StorageError
+from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.pricing import Charge, common_length
 
 LOCAL = {
@@ -224,6 +226,37 @@ def test_the_first_writer_of_a_fold_wins(bank_url):
     bank.close()
 
 
+def test_the_newest_folds_are_kept_and_a_list_that_was_rewound_behind_many_finds_its_own(bank_url):
+    bank = Database(bank_url)
+    bank.open_session("s")
+    one, other = Folds(bank, "s"), Folds(bank, "s")
+    for n in range(1, 71):
+        assert one.add(Fold(n, "x", n, f"about {n}", n, 900, 40, FoldContent(f"{n}")), 0)
+    assert bank.column(sa.select(folds.c.number).order_by(folds.c.number)) == [*range(7, 71)]
+    for count in (70, 40, 7):
+        assert other.newest(other.last(), "x", count, lambda n: f"about {n}").body.text == f"{count}"
+        assert other.newest(other.last(), "x", count, lambda n: f"about {n}" if n < 30 else "").past == min(
+            count, 29
+        )
+    assert other.newest(other.last(), "x", 6, lambda n: f"about {n}") is None
+    bank.close()
+
+
+def test_a_bank_that_is_embedded_again_keeps_its_folds(tmp_path):
+    file = tmp_path / "bank.db"
+    one, other = (Process(f"sqlite:///{file}", RULES["often"]) for _ in range(2))
+    lists, expected = steps_of(chat(20)), alone(tmp_path, "often", steps_of(chat(20)))
+    for given in lists[:-2]:
+        one.ask(given)
+    bank = Database(file)
+    made = bank.column(sa.select(folds.c.body))
+    assert made and re_embed(bank, LexicalEmbedder()) == len(bank.column(sa.select(records.c.seq)))
+    assert bank.column(sa.select(folds.c.body)) == made
+    assert [p.ask(lists[-2]) for p in (one, other)] == [expected[-2]] * 2
+    assert other.ask(lists[-1]) == expected[-1]
+    bank.close()
+
+
 class LaterSettings(MemoryBankSettings):
     """Those of a version that has a setting more, and another default."""
 
@@ -246,7 +279,7 @@ def test_a_version_with_other_settings_goes_on_with_the_folds_of_the_one_before(
     assert common_length(contexts[-5], contexts[-4]) == len(contexts[-5])
 
 
-@pytest.mark.parametrize("how", ["forget", "purge", "reset"])
+@pytest.mark.parametrize("how", ["forget", "purge", "purge the older", "reset"])
 def test_what_is_deleted_leaves_no_fold(tmp_path, how):
     file = tmp_path / "bank.db"
     process, other = (Process(f"sqlite:///{file}", RULES["often"]) for _ in range(2))
@@ -266,6 +299,9 @@ def test_what_is_deleted_leaves_no_fold(tmp_path, how):
         assert state.fact_store.forget(trace_id)
     elif how == "purge":
         assert [*purge(bank, session_id="s")]
+    elif how == "purge the older":
+        times = sorted(bank.column(sa.select(records.c.timestamp)))
+        assert [p.records for p in purge(bank, before=times[3])] == [3]
     else:
         process.processor.reset_state("s")
     assert bank.column(sa.select(folds.c.body)) == []

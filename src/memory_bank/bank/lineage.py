@@ -199,7 +199,7 @@ class Lineage:
                 return False
             of_parent = sa.select(*_INHERITED).where(_s.session_id == forked_from)
             parent = c.execute(of_parent).mappings().first() or dict[str, Any]()
-            row = {  # its agent is set by the step that follows
+            row = {  # its project is set by the step that follows
                 **parent,
                 "session_id": session_id, "created": time.time(), "generation": 0, "namespace": namespace,
                 "head": entry.head, "head_calls": entry.head_calls, "forked_from": forked_from,

@@ -78,7 +78,7 @@ def purge(
 ) -> Iterator[Purged]:
     """Delete a session's content, a namespace's, what was stored before a time (Unix seconds), or the intersection.
 
-    One transaction a session: what is yielded is deleted. An emptied session keeps its row, its agent and the
+    One transaction a session: what is yielded is deleted. An emptied session keeps its row, its project and the
     number of its Observer's calls, so that other processes notice and the limit holds; its task is deleted.
     ``dry_run`` only counts. Raises StorageError.
     """
