@@ -1,4 +1,4 @@
-"""Every public name has an example in its docstring, all examples run, and names in docstrings and decisions exist."""
+"""Every public name has an example in its docstring, all examples run, and names in docstrings and on pages exist."""
 
 import ast
 import builtins
@@ -102,14 +102,33 @@ def test_an_example_runs(test, tmp_path, monkeypatch):
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-PAGES = [ROOT / "ARCHITECTURE.md", ROOT / "docs/concepts.md", *sorted((ROOT / "docs/decisions").glob("*.md"))]
-FOREIGN = {  # names of other packages, and ids in examples
+PAGES = [
+    *(ROOT / f"{n}.md" for n in ("README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+DATA = (
+    "config.toml",
+    "Makefile",
+    "pyproject.toml",
+    "compose.yaml",
+    "compose.replicas.yaml",
+    "examples/experiment.toml",
+)
+FENCED = re.compile(r"^[ \t]*```.*?^[ \t]*```", re.S | re.M)
+FOREIGN = {  # names of other packages and programs, of variables of the environment, and ids in examples
     "AsyncAnthropic", "AsyncOpenAI", "CORSMiddleware", "DataFrame", "DefaultAsyncHttpxClient", "GZipMiddleware",
     "MemoryBankMiddleware", "MemoryBankPlugin", "Multiprocess", "TrustedHostMiddleware", "_beta_builtin_memory_tool",
-    "all_messages", "bm25s", "call_0001", "call_DdmO9pD3xa9XTPNJ32zg2hcA", "call_model_input_filter",
+    "all_messages", "bm25s", "call_0001", "call_2", "call_DdmO9pD3xa9XTPNJ32zg2hcA", "call_model_input_filter",
     "core", "create_agent", "encode_single_device", "extra_headers", "get_full_steps", "lib", "memory_20250818",
     "memory_bank__get_record", "pandas", "plugins", "to_input_list", "Origin", "App",
     "RunConfig", "evbench", "middleware", "TIKTOKEN_CACHE_DIR",
+    "CodeAgent", "ContextOffloader", "FunctionAgent", "LiteLlm", "Mock", "ReAct", "ReActAgent", "ReActV2", "ReactAgent",
+    "Signal", "add_assistant", "add_system", "create_deep_agent", "dspy", "explore", "failed_approaches", "headroom",
+    "message_history", "num_ctx", "return_full_code", "tinyagent", "to_list", "to_namespace", "uncertain",
+    "clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112",
+    "AGENT", "APPLICATION", "BANK", "COPY", "DynamicUser", "PASSED", "PGPASSWORD", "ProtectHome", "SKILL",
+    "StateDirectory", "TMPDIR", "VACUUM", "b6059076", "e7a13d30", "htdigest", "no_SET", "orders", "rewind",
+    "get_policy", "test_NAME", "traceparent",
 }  # fmt: skip
 
 
@@ -127,9 +146,10 @@ def names_in(text: str, quote: str) -> Iterator[str]:
 
 
 def names_of_the_code() -> set[str]:
-    """Every name, and every word of a string that is no docstring, of the package and its data."""
-    words = {word for path in SOURCES for word in path.with_suffix("").parts} | set(dir(builtins))
-    for path in SOURCES:
+    """Every name, and every word of a string that is no docstring, of the package, the benchmarks and their data."""
+    sources = [*SOURCES, *(ROOT / "benchmarks").rglob("*.py"), ROOT / "tests/examples.py"]
+    words = {word for path in sources for word in path.with_suffix("").parts} | set(dir(builtins))
+    for path in sources:
         tree = ast.parse(path.read_text())
         prose = {id(constant) for constant in docstrings(tree)}
         for node in ast.walk(tree):
@@ -141,15 +161,23 @@ def names_of_the_code() -> set[str]:
                 of_node.append(value.decode("latin-1") if isinstance(value, bytes) else value)
             words |= {word for text in of_node if isinstance(text, str) for word in re.findall(r"\w+", text)}
     data = [p for kind in ("toml", "json", "js") for p in (ROOT / "src").rglob(f"*.{kind}")]
-    for path in (*data, *(ROOT / name for name in ("config.toml", "Makefile", "pyproject.toml"))):
+    for path in (*data, *(ROOT / name for name in DATA)):
         words |= set(re.findall(r"\w+", path.read_text()))
     return words
 
 
-def test_names_in_docstrings_and_decisions_exist():
+def test_names_in_docstrings_and_on_pages_exist():
+    """A page may also name what its own examples define, a setting by its environment variable, a metric in full."""
     code = names_of_the_code() | FOREIGN
-    prose = [(path, "``", d.value) for path in SOURCES for d in docstrings(ast.parse(path.read_text()))]
-    prose += [(path, "`", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)) for path in PAGES]
-    unknown = {(p.relative_to(ROOT), name) for p, quote, text in prose for name in names_in(text, quote)}
-    missing = sorted(f"{path}: {name}" for path, name in unknown if name not in code)
-    assert missing == []
+    prose = [(path, "``", d.value, "") for path in SOURCES for d in docstrings(ast.parse(path.read_text()))]
+    for path in PAGES:
+        text = path.read_text()
+        prose.append((path, "`", FENCED.sub("", text), " ".join(FENCED.findall(text))))
+    missing = set()
+    for path, quote, text, examples in prose:
+        defined = code | set(re.findall(r"\w+", examples))
+        for name in names_in(text, quote):
+            short = re.sub(r"^(?:MEMORY_BANK_SERVICE__|memory_bank_)|_total$", "", name)
+            if name not in defined and short and short not in code and short.lower() not in code:
+                missing.add(f"{path.relative_to(ROOT)}: {name}")
+    assert sorted(missing) == []
