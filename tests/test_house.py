@@ -1,6 +1,8 @@
 """``make check``: every room has tests, and every test file of the service belongs to a room."""
 
+import json
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -47,3 +49,22 @@ def test_every_module_belongs_to_a_feature_and_every_pattern_to_modules():
     printed = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     lines = sum((package / m).read_text().count("\n") for m in modules)
     assert sum(int(line.split()[0].replace(",", "")) for line in printed) == lines
+
+
+@pytest.mark.long
+def test_a_figure_above_its_bound_fails_and_says_what_to_do(tmp_path):
+    pytest.importorskip("fastapi", reason="house.py sends requests through the service")
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    for folder in ("docs", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    file = tmp_path / ".ci" / "house.json"
+    bounds = json.loads(file.read_text())
+    file.write_text(json.dumps(dict.fromkeys(bounds, 10**6) | {"settings": bounds["settings"] - 1}))
+    run = [sys.executable, str(tmp_path / ".ci" / "house.py")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"settings: {bounds['settings']} is more than {bounds['settings'] - 1}. Make it smaller, or raise the bound in "
+        ".ci/house.json and say why in CHANGELOG.md.\n"
+    )
+    assert [name for name in bounds if f"  {name} (bound " not in done.stdout] == []
