@@ -41,7 +41,7 @@ class Closing:
 
 @contextmanager
 def native_code() -> Iterator[None]:
-    """Native code, such as torch's, for which the end of a process waits: a thread that is cut off in it aborts it.
+    """A block of native code, such as torch's: the process ends after it, because ending within it would abort.
 
     A daemon thread that comes here after that stays here. The exit code is the program's then.
     """

@@ -143,13 +143,12 @@ class Choice(Brief):
 
     ``text``: the content of the memory message, "" for none; ``role``: its role. ``whole``: past interactions
     that are kept as they are. ``edits``: messages by position that are sent in another form, also those of past
-    interactions of which nothing else is shown; ``unfolded``: those of them that all messages have where these need
-    no other change. ``in_place``: what is shown of the past stands in its place
-    among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
-    the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
-    costs no more, because it holds something that the messages lack. ``since``: the position of the first interaction
-    that the fold is not about; from there on all that is kept stands in its place. None: there is no fold. ``fold``:
-    its number in the bank; 0 where it is not stored.
+    interactions of which nothing else is shown; ``unfolded``: those that also apply where nothing is folded.
+    ``in_place``: what is shown of the past stands in its place among the messages that are never dropped.
+    ``keep_all``: all messages are kept, in their order. ``unchanged``: why the messages need no change, or "".
+    ``may_cost_more``: the context is used even where the full history costs no more, because it holds something that
+    the messages lack. ``since``: the position of the first interaction that the fold is not about; from there on all
+    that is kept stands in its place. None: there is no fold. ``fold``: its number in the bank; 0: it is not stored.
     ``budget``: tokens of the whole context. ``model_calls``: calls of a model that the choice made.
     """
 

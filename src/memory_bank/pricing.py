@@ -211,15 +211,15 @@ def growth_that_pays(budget: int, interaction: float, read: float, write: float)
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """The cost of a step in input tokens, and that of the full history in its place.
+    """The cost of a step in input tokens, and the cost that the full history would have had.
 
-    ``standing``: tokens of the context that the one before had, too, 0 where no cache has them; ``is_longer``: it
-    begins with that whole one. ``counts``: tokens of the request as memory and as the provider count them, (0, 0)
-    until that is known; ``before``: those of the request before, None where its answer said nothing. ``bare``: a
-    cache would have nothing of the full history behind the client's marks; by how many tokens more of the context
-    is marked, and how many more are cached, infinite where the client marks nothing. None where memory's marks count
-    as the client's. ``cache_marks``: after how many messages of the context memory marks it, and after how many that
-    are cached; None: as any other.
+    ``standing``: tokens at the beginning of the context that repeat the context before; 0 where no cache has them.
+    ``is_longer``: the whole context before is repeated. ``counts``: tokens of the request as memory and as the
+    provider count them, (0, 0) until the answer reports them; ``before``: those of the request before, None where its
+    answer reported none. ``bare``: without memory nothing behind the client's marks would be cached; how many tokens
+    more memory's marks cover, and how many more of them are cached (infinite where the client marks nothing); None
+    where memory's marks count as the client's. ``cache_marks``: after how many messages of the context memory sets
+    its mark, and how many of them are cached; None: as for any other request.
     """
 
     paid: float
@@ -233,10 +233,11 @@ class Charge:
 
 
 class StepTokens(NamedTuple):
-    """Tokens of a step as memory counts them.
+    """The tokens of a step as memory counts them.
 
-    Of all that was ``sent``, of its ``context``, of the ``full`` history, of what that has of the request before
-    (``repeated``), of the client's tools, which all have (``beside``). ``is_full``: the context is the history.
+    ``sent``: of the whole request; ``context``: of its context; ``full``: of the full history, of which ``repeated``
+    were in the request before; ``beside``: of the client's tools, which all these include. ``is_full``: the context
+    is the full history.
     """
 
     sent: int
@@ -275,7 +276,7 @@ class Ledger:
         self._lock = threading.Lock()
 
     def shared_with(self, digests: Sequence[bytes]) -> int:
-        """With how many messages a list begins as the one before; it is asked several times of a growing list."""
+        """How many messages the list and the one before have in common at the beginning; cached for the same list."""
         came, asked, size, _ = self._shared
         if came is not self.came or asked is not digests or size != len(digests):
             self._shared = self.came, digests, len(digests), common_length(self.came, digests)
@@ -284,7 +285,7 @@ class Ledger:
     def step(
         self, ratios: Ratios, tokens: int, shared: int, full: int, repeated: int, marked: int = 0
     ) -> Charge:
-        """The cost of a step with ``tokens`` of messages, of which ``shared`` begin the context before, too.
+        """The cost of a step whose messages have ``tokens`` tokens, the first ``shared`` as in the context before.
 
         ``full``: tokens of all messages, of which ``repeated`` were there one step before and the client marks
         ``marked``.
@@ -342,7 +343,7 @@ class Ledger:
         self.settle(Charge(0.0, 0.0), charge.paid, charge.full)
 
     def settle(self, charge: Charge, paid: float, full: float) -> None:
-        """Put what was reported of a step in the place of what was estimated."""
+        """Replace the estimated cost of a step by the reported one."""
         with self._lock:
             added, added_full = paid - charge.paid, full - charge.full
             charge.paid, charge.full = paid, full
@@ -359,7 +360,7 @@ class Ledger:
         by_marks: bool,
         tells: bool,
     ) -> Usage:
-        """Put what was reported of a step in the place of what was estimated; the usage of the full history.
+        """Replace the estimated cost of a step by the reported one; return the usage of the full history.
 
         ``by_marks``: the API caches at marks alone, else reports zeros; ``tells``: the answer tells of a cache.
         """
@@ -410,7 +411,7 @@ MODELS = 4  # of which a session keeps when they were asked
 
 
 class PrefixCache:
-    """The prices of a provider for a prefix that it has seen, and the list that it was sent last. Thread-safe.
+    """What a provider charges for a prefix in its cache, and what its answers report of that cache. Thread-safe.
 
     ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say. ``ratios``
     are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports that nothing
@@ -501,7 +502,7 @@ class PrefixCache:
                 self._misses += 1
 
     def ratio(self, charge: Charge, tokens: int, reported: int, *, whole: bool, plain: bool = False) -> float:
-        """Return the tokens that the provider counts for one of memory's, in the messages of this session.
+        """Return how many tokens the provider counts for one token counted by memory, in this session's messages.
 
         ``tokens``: as memory counts a request with its tools; ``reported``: as the provider does. Between requests
         of which one begins with the other the messages alone differ: how both counts grew tells the ratio.
@@ -546,7 +547,7 @@ class PrefixCache:
 
 
 def common_length(before: Sequence[object], now: Sequence[object]) -> int:
-    """Return the number of messages with which both lists begin; those that cannot be compared differ."""
+    """Return how many messages two lists have in common at the beginning; ones that cannot be compared differ."""
     shorter, position = min(len(before), len(now)), 0
     with suppress(Exception):  # too deep, or foreign objects that refuse to be compared
         if (before if len(before) == shorter else before[:shorter]) == now[:shorter]:

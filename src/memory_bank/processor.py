@@ -188,7 +188,7 @@ def _record_step(database: Database, step: StepToStore) -> None:
 def change_since(
     before: Sequence[object], now: Sequence[object], context: Sequence[object]
 ) -> tuple[int | None, str | None]:
-    """Where a context does not begin as the one before, and what stands there, as in StepFigures; else two None.
+    """Where a context first differs from the one before, and what stands there, as in StepFigures; else two None.
 
     ``before``, ``now``: the messages of both, or their digests.
     """

@@ -92,7 +92,7 @@ class RunAudit(NamedTuple):
         return [*([f"{self.strategy} raised {', '.join(raised)}"] if raised else []), self._advice(bill)]
 
     def _advice(self, bill: Bill | None) -> str:
-        """Taken is a strategy that is sound, cheaper, and keeps 70% of what calls need: losing more is no saving."""
+        """Advise to take a strategy that breaks nothing, costs less, and keeps 70% of the values that calls need."""
         name, full = self.strategy, self.full_tokens
         if not self.steps:
             return "Nothing can be advised: no trace has a model call after a tool's output."

@@ -284,9 +284,9 @@ _BEFORE_PROMPT = {"claude": ("-p", "--print"), "codex": ("exec", "e"), "opencode
 
 
 def begun(command: list[str], text: Callable[[str], str]) -> tuple[list[str], str]:
-    """A command whose client begins with a text for it, before a prompt that the command has, else ``GO_ON``.
+    """The command whose first message begins with a text, before the command's prompt or ``GO_ON``, and its input.
 
-    And what the client reads from its standard input, "" for nothing of ours. Raises ConfigError for an unknown
+    The input is what the client is to read from its standard input, "" for none. Raises ConfigError for an unknown
     client, and for a prompt at the end of other arguments.
     """
     client = Path(command[0]).stem
@@ -314,7 +314,7 @@ def begun(command: list[str], text: Callable[[str], str]) -> tuple[list[str], st
 def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list[str], dict[str, str]]:
     """A command, and the environment in which it runs, so that its model requests go to the service.
 
-    Those of the clients that are known name the project of this folder's repository.
+    Requests of known clients name the project of this folder's repository.
     ``elsewhere``: the Messages API is not Anthropic's own.
     """
     variables = os.environ | {name: form.format(url=url) for name, form in ADDRESSES.items()}

@@ -182,9 +182,9 @@ def charge_step(context: Context, session: Session) -> None:
 
 
 def beginnings(view: View, ledger: Ledger) -> tuple[int, int, int]:
-    """How many messages the list has of the step before, how many stand before its first interaction.
+    """How many of the first messages repeat the step before, stand before any interaction, are marked by the client.
 
-    And how many the client marks, where that is a head of them, else 0.
+    The last is 0 where the client does not mark a head of its messages.
     """
     count, first = len(view.messages), view.interactions[0].start if view.interactions else view.tail_start
     return min(ledger.shared_with(view.digests), count), first, min(max(0, ledger.head - 1), count)
@@ -238,10 +238,9 @@ def _measured(context: Context, session: Session) -> tuple[list[bytes], list[int
 def render(plan: Plan) -> Context:
     """The messages of a plan: what is never dropped, the memory, past interactions that are shown, the tail.
 
-    The messages come in their order. The memory stands before the past interactions that are shown: those follow
-    what is never dropped, or stand in their places among it where the choice says so (``in_place``, and after a
-    fold ``since``). It follows the text of the user's message that is the plan's ``host``; without one it is a
-    message. Where the plan is ``unchanged`` all messages are there.
+    The messages keep their order. Past interactions come after the messages that are never dropped, or at their old
+    places among them if ``in_place`` (after a fold: from ``since`` on). The memory comes before them: appended to the
+    user's message that is the plan's ``host``, else as a message of its own. An ``unchanged`` plan has all messages.
     """
     view, edits, memory = plan.view, plan.edits, plan.memory
     first, rest = _positions(view, plan.choice)

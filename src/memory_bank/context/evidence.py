@@ -129,12 +129,12 @@ def shorten_turn(
     count: Callable[[Any], int],
     tokens: Callable[[int, int], int],
 ) -> dict[int, Edit]:
-    """The messages by position that an interaction with some calls (by the place of the pair) in short form has.
+    """The edits, by position, that show an interaction with some of its calls in short form.
 
-    The other calls are left out with their results. ``remark`` is shown of what the agent said in this turn.
-    ``tokens``: of the messages between two positions, as they came. A message whose short form has as many tokens is
-    not changed, unless what it shows of a file changed. Messages that carry images of results are left out; reasoning
-    stays.
+    ``shown``: these calls, by the place of the pair; the others are left out with their results. ``remark``: the
+    agent's words that stay. ``tokens``: counts the original messages between two positions. A message whose short
+    form saves no token is not changed, unless it quotes a file that changed. Messages that carry images of results
+    are left out; reasoning stays.
     """
     calls: dict[int, dict[int, int]] = {}  # by the position of a message, the pair of each of its calls
     answered: dict[int, int] = {}
@@ -615,7 +615,7 @@ def _second(line: str, text: str) -> str:
 
 
 class Explained(Shown):
-    """The reasons of a fold in a plan, by ``why``; where that is not known, what stands where.
+    """The reasons of a fold in a plan, as ``why`` returns them; without these, only what is shown where.
 
     ``steps``: of all records; ``whole``, ``turns``, ``folded``: interactions kept whole, shown in part, and those
     that the fold is about.

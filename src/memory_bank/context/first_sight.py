@@ -112,9 +112,9 @@ _OTHER_FILE = re.compile(r"(?:/|[^./\\]\.(?!\w*json|ipynb\Z|lock\Z|map\Z|webmani
 class FirstSight:
     """The edits of a conversation's outputs, by position, and the tokens that they save, by interaction's start.
 
-    ``foldable``: for the first so many interactions, how many of them a fold may replace, and their tokens as they
-    are shown. ``kept``: edits by what they are a function of. ``count``: interactions that were read, of messages
-    with the ``digests``, as the settings and tools ``made_for`` have them.
+    ``foldable[n]``: how many of the first n interactions a fold may replace, and their tokens as they are shown.
+    ``kept``: the edits made so far, by trace_id and the user's message before the call. ``count``: how many
+    interactions were read, of messages with these ``digests``; ``made_for``: under which settings and tools.
     """
 
     edits: dict[int, Edit] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class FirstSight:
         return interaction.tokens - self.saved.get(interaction.start, 0)
 
     def latest(self, number: int, before: int) -> int:
-        """The tokens of the latest interactions that a fold may replace, among the first ``before``."""
+        """The tokens of the last ``number`` interactions that a fold may replace, among the first ``before``."""
         count, tokens = self.foldable[before]
         return tokens - self.foldable[bisect_left(self.foldable, (max(0, count - number),))][1]
 
@@ -397,9 +397,9 @@ class _Part:
         return [LEAST_CHANCE * (times[form] >= REPEATED) for form in forms]
 
     def _told(self, text: str, begin: int, end: int) -> tuple[list[tuple[int, int]], str]:
-        """The lines between beginning and end that are shown whatever else is, and what they are.
+        """The lines between beginning and end that are always shown, as spans, and a phrase that says what they are.
 
-        They hold an id of the user's message, if few do, or say in a log or a run how it went.
+        They contain an id of the user's message, if only a few do, or tell how the run of a log went.
         """
         named = list[tuple[int, int]]()
         for name in islice(dict.fromkeys(_ID.findall(self.task)), MOST_NAMED):

@@ -1,4 +1,4 @@
-"""The exit: what leaves is no worse than what came, or the original goes."""
+"""The last check of a context: where it breaks a rule that the client's messages keep, these are sent instead."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _HEARD = (MessageKind.USER, MessageKind.SYSTEM, MessageKind.RESULT)
 def leave(
     context: Context, messages: Sequence[Any], session: Session, form: Form | None = None
 ) -> tuple[Context, Sequence[Any]]:
-    """The context and what is sent of it, in its form; every context leaves through here.
+    """Return the context and the messages to send, in the form of the API; every context passes here.
 
-    Where it is worse than what came, the original goes, and the plan says which rule it breaks.
+    Where the context breaks a rule that ``messages`` keep, these are returned, and the plan names the rule.
     """
     came, wire = (messages, CHAT) if form is None else (form.source.source, form.source.wire)
     if same_objects(context, messages):

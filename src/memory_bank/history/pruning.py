@@ -266,7 +266,7 @@ def summarize_old_steps(
 def stand_in(
     last: Step, text: str, kind: Any, trace_ids: Iterable[str], rows: Sequence[Json] | None = None
 ) -> ScratchpadStep:
-    """A step in the place of steps of which ``last`` is the last."""
+    """A step that replaces older ones; it has the number and the time of ``last``, the last of them."""
     ids = tuple(dict.fromkeys(trace_ids))
     return ScratchpadStep(text, kind, ids, rows, step_number=last.step_number, timestamp=last.timestamp)
 

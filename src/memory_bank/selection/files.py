@@ -51,7 +51,7 @@ _TELLING = 24  # characters of a line that hardly stands in a file twice
 
 
 class Hunk(NamedTuple):
-    """A place that changes: the text there now, and after; of a patch, lines, below a line ``head``."""
+    """A replacement in a file: ``old`` text by ``new``. Of a patch: whole ``lines``, below a line ``head``."""
 
     old: str
     new: str
@@ -70,9 +70,9 @@ class _Span(NamedTuple):
 
 @dataclass(slots=True)
 class FileChange:
-    """The change of a file by a call: places that change, none where they are not known.
+    """A call's change of a file; ``hunks`` is empty where it is not known what changed.
 
-    ``number``: of the call. ``near``: the first and the last line around a single place, where that is known.
+    ``number``: of the call. ``near``: the first and the last line around a single hunk, where they are known.
     """
 
     number: int
@@ -146,7 +146,7 @@ class FileCopy:
         return True
 
     def miss(self, change: FileChange) -> None:
-        """Keep a change that is not in the text, or that is of another part of the file: then the numbers move."""
+        """Take in a change that was not applied; one of another part of the file moves the line numbers."""
         moved = self._moved(change) if self.part and change.hunks and not self.missing else None
         if moved is None:
             self.missing.append(change.number)
@@ -365,7 +365,7 @@ class Files:
         return min((change.number for change, _ in changes), default=0)
 
     def meant(self, tool: str, arguments: str, output: str) -> list[FileCopy]:
-        """The copies that an answer may mean which only refers to an earlier result, the likeliest first."""
+        """The copies that an answer such as "file unchanged" may refer to, the likeliest first."""
         access = file_access(tool, arguments)
         if access is None:
             if same := self._calls.get((tool, arguments)):

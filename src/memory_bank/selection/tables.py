@@ -363,7 +363,7 @@ class EvidenceTables:
     def set_anchor(self, texts: Sequence[str]) -> None:
         """Compare the values with the texts of the anchor: those that it shows are `visible`.
 
-        A call's uses of visible values tell nothing: before a record is added it is the anchor of that moment.
+        That a call uses a visible value is not counted: set the anchor of its time before you add a record.
         """
         if list(texts) != self.anchor:
             self.anchor = list(texts)
@@ -472,7 +472,7 @@ class EvidenceTables:
             self.eventful.append(value=fresh)
 
     def evaluate_anew(self) -> None:
-        """Forget what earlier selections found out of values: the next does not depend on when they were."""
+        """Mark all values as changed, so that the next selection does not depend on earlier ones."""
         self.values["changed"][:] = True
         self._anchored = 0, 0, 0
 

@@ -510,9 +510,10 @@ def cache_marks_beside(request: Mapping[str, Any]) -> int:
 def marked_head(
     request: Mapping[str, Any], counts: Sequence[int], places: Sequence[Sequence[PartPlace]]
 ) -> int | None:
-    """How much of a request the cache marks keep: 0 nothing, 1 the tools, else so many chat messages less one.
+    """How much of a request is marked for the cache: 0: nothing, 1: the tools, n + 1: also the first n chat messages.
 
-    None where they keep its last turn. ``counts``: the marks of each message, ``places``: of each chat message.
+    None where the marks reach its last turn. ``counts``: the number of marks of each message; ``places``: the parts
+    of each chat message.
     """
     if request.get(CACHE_MARK) is not None or any(counts[_last_turn(request["messages"]) :]):
         return None

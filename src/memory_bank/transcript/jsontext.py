@@ -37,7 +37,7 @@ _MOST_AFTER = 2_000  # characters of what a client says after JSON that it has c
 
 
 def complete_json(text: str) -> tuple[str, str] | None:
-    """JSON whose end is missing, with an end, and what follows where it was cut; None for other texts. Linear."""
+    """Complete JSON that was cut off: the JSON with its end, the text after the cut; None for other text. Linear."""
     try:
         json.loads(text)
         return None

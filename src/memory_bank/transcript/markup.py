@@ -8,9 +8,9 @@ from html import unescape
 HEAD = 2_000
 """Characters in which a page begins."""
 LEAST_SHOWN = 30
-"""The part of a page that is text, at least: one that shows less has what it says in its scripts, which are kept."""
+"""A page of which less than one part in 30 is text has its content in scripts, which are then kept."""
 MOST_SHOWN = 0.9
-"""The part of a page that is text, at most: a text with fewer tags is shown as it is."""
+"""A page of which more than this share is text is shown as it is, with its few tags."""
 _PAGE = re.compile(r"^[ \t]*<(?:!doctype html|html|head|body)\b", re.I | re.M)
 _SOURCE = re.compile(  # which is copied to the letter: of a component, a template, a document with a sample, a change
     r"^[ \t]*(?:```|~~~|@@ |diff |import |export |const |return\b|function |<\?php)|^[^\n<]*(?:\(|\) ?\{)$|\{%|<%",

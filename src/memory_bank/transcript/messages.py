@@ -352,7 +352,7 @@ def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
 
 
 def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """With how many equal objects two lists begin."""
+    """How many of the very same objects two lists begin with."""
     if all(map(operator.is_, a, b)):
         return min(len(a), len(b))
     return next(i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one is not other)

@@ -304,10 +304,10 @@ FORMS: tuple[TextForm, ...] = (
 
 
 def told_arguments(tool: str, arguments: str) -> str:
-    """The arguments of a call as they are read: of Codex's code what its calls are given, if that is written out.
+    """The arguments of a call as memory reads them: for Codex's ``exec``, those of the tool calls in its code.
 
-    A patch is a command of a shell, as others are; a single call of another tool has its name as ``tool``. What
-    texts and comments have of calls is not run.
+    A patch becomes a shell command, as others are; a single call of another tool has its name as ``tool``. Calls in
+    texts and comments do not count. Code whose arguments are not written out is returned as it is.
     """
     if tool != "exec" or len(arguments) > _MOST_CODE or "tools." not in arguments:
         return arguments

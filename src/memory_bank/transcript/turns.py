@@ -85,7 +85,7 @@ def derive_anew(message: Any, make: Make) -> list[Placed]:
 
 
 class Derived:
-    """The Derive of a program's own list, whose messages may change: what is made of one that did is made anew."""
+    """A Derive for a list whose messages the program may change: the result for a changed one is computed again."""
 
     def __init__(self) -> None:
         # of each message a copy, and what is made of it
@@ -240,8 +240,8 @@ class Conversation(Generic[N]):
     ``places``: the parts of the source that a chat message stands for; none for a system prompt that is sent apart.
     ``units``: for each chat message the number of its turn; what is sent of a turn keeps the order of the source.
     ``derive`` keeps an added message with the last message of the source that it is made of: an equal one is the same
-    object at the next step. ``begins``: for turns that can be read without what is before, how much of the source
-    says so, and where they begin in that and in the chat messages.
+    object at the next step. ``begins``: the turns at which reading can start again: how much of the source had to be
+    read to know that, and where the turn begins in the source and in the chat messages.
     """
 
     source: Sequence[N]
@@ -253,7 +253,7 @@ class Conversation(Generic[N]):
     begins: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
 
     def go_on(self, earlier: Conversation[N] | None) -> int:
-        """Take over what was made of the beginning that an earlier source has, too; where to read on."""
+        """Take over the chat messages for the beginning shared with an earlier source; return where to read on."""
         prompt = [] if earlier is None else [m for m in earlier.messages[:1] if not earlier.places[0]]
         if earlier is None or prompt != self.messages:
             return 0
@@ -276,7 +276,7 @@ class Conversation(Generic[N]):
         self.units.append(unit)
 
     def place_of(self, position: int | None) -> int:
-        """The position in the source of what a chat message, or the next one after it, stands for; None: its end."""
+        """The position in the source of the first part of a chat message, or of one after it; None: the end."""
         after = len(self.places) if position is None else position
         return next((p.message for places in self.places[after:] for p in places), len(self.source))
 

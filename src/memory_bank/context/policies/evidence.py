@@ -168,7 +168,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         new = replace(new, tokens=memory_tokens(choice, session))
         if gone or new.tokens + choice_tokens(view, choice) < tokens:
             ledger.in_vain = None
-            stored = _kept_fold(new, view, session, state)
+            stored = _store_fold(new, view, session, state)
             if settings.fold_note == "observer" and (
                 state.asks or not is_near or not growth or not (fold or session.note)
             ):  # it came too suddenly: the next one has it
@@ -197,7 +197,7 @@ def choose_standing(view: View, session: MemoryBankState, *, settings: MemoryBan
 
 
 def _still_shown(base: Choice, view: View, since: int) -> dict[int, Edit]:
-    """The edits of outputs that no fold replaces which is about the interactions before a position."""
+    """The edits that stay under a fold of everything before a position: of later messages, and never dropped ones."""
     never_dropped = {*view.kept} if base.edits else ()
     return {p: edit for p, edit in base.edits.items() if p >= since or p in never_dropped}
 
@@ -264,8 +264,8 @@ def _explain(state: _Evidence, session: MemoryBankState) -> None:
         state.unexplained = None
 
 
-def _kept_fold(fold: Fold, view: View, session: MemoryBankState, state: _Evidence) -> Fold:
-    """The fold, stored; or the one that another process has stored of the same step; number 0: it is not stored."""
+def _store_fold(fold: Fold, view: View, session: MemoryBankState, state: _Evidence) -> Fold:
+    """Store a fold; returns it, or the one that another process stored for this step. Number 0: it is not stored."""
     while not state.folds.add(fold, session.generation):
         last = state.folds.last()
         if last.number < fold.number:  # content was deleted meanwhile: the next step folds anew
@@ -326,7 +326,7 @@ def _choice(
     session: MemoryBankState,
     state: _Evidence,
 ) -> Choice:
-    """A fold, and some interactions whole after it, with copies that these only refer to."""
+    """The choice that shows a fold, the interactions after it whole, and files that these only refer to."""
     body, folded = fold.body, view.history[: fold.past]
     if not (
         state.turns[0] is body
@@ -357,9 +357,9 @@ def _choice(
 
 
 def _part_users(edits: dict[int, Edit], folded: Sequence[Interaction], view: View) -> None:
-    """Show words of the assistant that stand alone before a call, where the next message that is shown is the user's.
+    """Show an assistant's text of a folded turn where the next message is a user's message that is shown.
 
-    It is left out where that one is, so that user and assistant alternate where they did.
+    Where that message is left out the text is, too, so that user and assistant alternate as before.
     """
     follows: bool | None = True  # whether what follows is the user's and shown; None: the assistant's
     stop = folded[-1].stop if folded else 0
