@@ -38,7 +38,7 @@ def looks(n, start=0, what="ITM"):
     return out
 
 
-CHAT = [system(), user("Count the shelves."), *looks(80)]
+CHAT = [system(), user("Count the shelves."), *looks(66)]
 
 
 def steps(state, model, messages=CHAT, settings=SETTINGS, start=4):

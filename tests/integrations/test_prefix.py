@@ -234,8 +234,16 @@ FORMS_OF_LISTS: dict[str, Callable[[list[Any]], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS_OF_LISTS)
-@pytest.mark.parametrize("name", first_short(["enabled", "adaptive", "alone", "omitted"], 2))
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(
+            name, form, marks=[pytest.mark.long] if i > 1 or (i + j) % 2 else []
+        )  # each form has one
+        for i, name in enumerate(["enabled", "adaptive", "alone", "omitted"])
+        for j, form in enumerate(FORMS_OF_LISTS)
+    ],
+)
 def test_thinking_of_a_list_without_a_request(name: str, form: str) -> None:
     """The library sees the messages alone. A turn that had to begin with thinking still does, and what was sent stays."""
     write = FORMS_OF_LISTS[form]

@@ -265,20 +265,22 @@ def test_it_is_the_same_on_every_database(bank_url):
 # --- huge
 
 
-HUGE = json.dumps({"rows": [{"n": n, "text": f"row {n} é"} for n in range(120_000)]}, ensure_ascii=False)
+@pytest.fixture(scope="module")
+def huge_text():
+    return json.dumps({"rows": [{"n": n, "text": f"row {n} é"} for n in range(120_000)]}, ensure_ascii=False)
 
 
 @pytest.fixture
-def huge(tmp_path):
+def huge(tmp_path, huge_text):
     """A client of a service with a record of about 4 MB, and the service."""
     with serving.serving(configured(tmp_path / "bank.db")) as served, served.client() as http:
-        outputs = [{"tool_name": "t", "raw_output": HUGE}]
+        outputs = [{"tool_name": "t", "raw_output": huge_text}]
         assert http.post("/v1/sessions/s/ingest", json={"tool_outputs": outputs}).status_code == 200
         yield http, served
 
 
 @pytest.mark.long
-def test_a_huge_output_comes_whole_in_part_and_holds_up_nobody(huge):
+def test_a_huge_output_comes_whole_in_part_and_holds_up_nobody(huge, huge_text):
     http, served = huge
     slowest, done = 0.0, threading.Event()
 
@@ -294,15 +296,15 @@ def test_a_huge_output_comes_whole_in_part_and_holds_up_nobody(huge):
     looking.start()
     try:
         began = time.monotonic()
-        assert got(http, "1", raw=1).content == HUGE.encode()
+        assert got(http, "1", raw=1).content == huge_text.encode()
         record = got(http, "1").json()
-        assert record["output_text"] == HUGE
+        assert record["output_text"] == huge_text
         assert record["raw_output"] is None  # it is over 2 MiB: parsed on request, a part at a time
         assert part(http, path="rows[119999].text").text == "row 119999 é"
         found = part(http, pattern="row 12345 é")
         assert [x.text for x in found.lines if x.matches] == ['rows[12345].text = "row 12345 é"']
         listed = http.get("/v1/sessions/s/records").json()["records"][0]
-        assert listed["output_bytes"] == len(HUGE.encode())
+        assert listed["output_bytes"] == len(huge_text.encode())
         hits = http.get("/v1/sessions/s/search", params={"q": "row 119999"}).json()["hits"]
         assert [h["number"] for h in hits] == [1]
         took = time.monotonic() - began

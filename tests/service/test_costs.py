@@ -301,7 +301,11 @@ def test_a_write_for_an_hour_costs_twice_the_input(tmp_path):
 
 @pytest.mark.parametrize(
     ("model", "steps", "size", "tools"),
-    [("gpt-4.1-mini", 16, 24_000, 3), ("gpt-4.1-mini", 40, 6_000, 1), ("deepseek-chat", 40, 16_000, 0)],
+    [
+        ("gpt-4.1-mini", 16, 24_000, 3),
+        ("gpt-4.1-mini", 40, 6_000, 1),
+        pytest.param("deepseek-chat", 40, 16_000, 0, marks=pytest.mark.long),
+    ],
 )
 def test_what_is_said_to_be_saved_is_what_the_upstream_would_have_got(tmp_path, model, steps, size, tools):
     """The tokens and the prices of an upstream with a prefix cache, with memory and for the same agent without it."""

@@ -305,7 +305,12 @@ def test_without_marks_nothing_is_cached_on_the_messages_api(tmp_path, markers, 
 @pytest.mark.parametrize("pauses", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("own", "minimum"),
-    [((), 4_096), ((), 0), *((own, 0) for own in (("tools",), ("system",), ("system", "messages")))],
+    [
+        ((), 4_096),
+        (("tools",), 0),
+        (("system", "messages"), 0),
+        *(pytest.param(own, 0, marks=pytest.mark.long) for own in ((), ("system",))),
+    ],
 )
 def test_marks_of_memory_cost_hardly_more_than_no_memory_at_any_request(tmp_path, own, pauses, minimum):
     """Nothing is cached without them but what the client marks, and what is written is dearer than what is not."""
@@ -478,7 +483,7 @@ def test_what_the_provider_counts_is_known_to_every_service_on_the_bank(tmp_path
         "messages": ("claude-sonnet-4-5", "/v1/messages", blocks, 900, 2),
     }[api]
     more, begin = ({"max_tokens": 9}, said) if api == "messages" else ({}, user)
-    lists = [[begin("Look. " * 4 * Otherwise.HEAD), *of(n, size=size)] for n in range(2, 46, new)]
+    lists = [[begin("Look. " * 4 * Otherwise.HEAD), *of(n, size=size)] for n in range(2, 32, new)]
     one, two, alone, turns = Otherwise(), Otherwise(), tmp_path / "alone", tmp_path / "by turns"
     with served(one, alone) as (_, p):
         folds = {step(p, task, model=model, path=path, **more).step.fold for task in lists}

@@ -45,17 +45,7 @@ def test_without_any_configuration(tmp_path: Path) -> None:
     assert list(verify(Database(bank))) == []
 
 
-def test_ctrl_c(tmp_path: Path) -> None:
-    with serve("--db", tmp_path / "b.db", "--log-format", "json") as service:
-        assert service.end(signal.SIGINT) == 130
-    told = [json.loads(line) for line in service.lines]  # nothing on standard error but JSON
-    told = [t for t in told if not t["message"].startswith("the vocabulary")]  # where it cannot be loaded
-    assert [t["message"] for t in told] == ["serving", "shutting down: open requests have 10 s", "stopped"]
-    assert told[0]["address"] == service.address
-    assert told[0]["workers"] == 1
-
-
-def test_file_environment_and_options(tmp_path: Path) -> None:
+def test_file_environment_options_and_ctrl_c(tmp_path: Path) -> None:
     """The environment wins over the file, value by value, and an option over both."""
     ports = [free_port() for _ in range(2)]
     file = tmp_path / "config.toml"
@@ -66,9 +56,13 @@ def test_file_environment_and_options(tmp_path: Path) -> None:
     env = {"MEMORY_BANK_SERVICE__PORT": str(ports[1]), "MEMORY_BANK_SERVICE__DATABASE": f"{tmp_path}/env.db"}
     with serve("--config", file, "--db", tmp_path / "given.db", port=None, **env) as service:
         assert service.address == f"http://127.0.0.1:{ports[1]}"
-        told = next(t for t in map(json.loads, service.lines) if t["message"] == "serving")
-    assert told["upstream"] == "http://127.0.0.1:9/file"
-    assert told["database"].endswith("/given.db")
+        assert service.end(signal.SIGINT) == 130  # by Ctrl-C
+    told = [json.loads(line) for line in service.lines]  # nothing on standard error but JSON
+    told = [t for t in told if not t["message"].startswith("the vocabulary")]  # where it cannot be loaded
+    assert [t["message"] for t in told] == ["serving", "shutting down: open requests have 10 s", "stopped"]
+    assert (told[0]["address"], told[0]["workers"]) == (service.address, 1)
+    assert told[0]["upstream"] == "http://127.0.0.1:9/file"
+    assert told[0]["database"].endswith("/given.db")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -22,7 +22,7 @@ from memory_bank.transcript.pairing import pairing_errors
 
 
 def noted(n):
-    rows = [{"order": f"ORD-{1000 + n}", "line": k, "sku": f"SKU-{n * 97 + k * 13}"} for k in range(160)]
+    rows = [{"order": f"ORD-{1000 + n}", "line": k, "sku": f"SKU-{n * 97 + k * 13}"} for k in range(70)]
     return [call((f"c{n}", "get_order", {"number": n})), result(f"c{n}", json.dumps(rows))]
 
 

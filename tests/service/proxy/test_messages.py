@@ -272,7 +272,7 @@ def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
     """
     cache = Cached()
     with served(cache, tmp_path, inject_tools=False) as (server, p):
-        everything = rounds(110, size=180)
+        everything = rounds(80, size=180)
         folds, read = [], []
         for n in range(2, len(everything) + 1, 2):
             assert ask(p, [user(TASK), *everything[:n]], system=SYSTEM).status == 200
@@ -329,7 +329,7 @@ def test_a_request_that_lost_a_marked_block_gets_others_up_to_four(tmp_path):
         assert server.refused == []
 
 
-@pytest.mark.parametrize("place", first_short(["mixed", "around", "system", "tools", "messages", "last"], 2))
+@pytest.mark.parametrize("place", first_short(["mixed", "around", "system", "tools", "messages", "last"]))
 def test_with_any_marks_of_the_client_no_request_leaves_with_more_than_four(tmp_path, place):
     """What leaves is counted after memory has set its own marks; a client with more is refused for its own."""
     with served(lambda body: say("ok"), tmp_path) as (server, p):
