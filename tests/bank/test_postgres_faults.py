@@ -327,8 +327,8 @@ def test_a_silent_server_is_given_up_and_known_until_it_answers(postgres, relay)
                 operation()
         with pytest.raises(StorageError, match="does not answer"), database.snapshot():
             pass  # known by now: no statement is sent
-        assert database._line.is_silent
-    until(lambda: not database._line.is_silent)
+        assert database.is_silent
+    until(lambda: not database.is_silent)
     store.store(a_record(2))
     assert store.size() == 2
     database.close()
@@ -389,7 +389,7 @@ def test_all_who_wait_are_told_of_silence(postgres, relay):
         for t in threads:
             t.join(30)
     assert len(told) == 7
-    until(lambda: not database._line.is_silent)
+    until(lambda: not database.is_silent)
     for store in stores:
         store.store(a_record(2))
         assert store.size() == 2
