@@ -35,22 +35,39 @@ signal.signal(
 )  # a suite started in the background inherits that it is ignored
 
 LONG = (  # what starts many processes or loads a model: begun first, so that no core waits for it at the end
-    "cli/test_run", "service/test_page_in_browser", "service/proxy/test_refusals", "integrations/test_prefix",
+    "cli/test_run", "service/proxy/test_refusals", "integrations/test_prefix",
     "service/proxy/test_clients", "service/test_shared", "service/proxy/test_fuzz",
     "cli/test_faults", "service/proxy/test_agents", "context/test_strategies", "service/proxy/test_messages",
-    "service/test_running", "service/proxy/", "cli/test_observe", "test_docs", "integrations/test_together",
+    "service/test_running", "service/proxy/", "test_docs", "integrations/test_together",
     "service/", "bank/test_scope", "models/test_flag", "test_soak", "cli/", "tools/", "audit/", "benchmarks/",
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; the tests of a file stay together, in their order."""
+WAITING = (  # what waits for processes, for time-outs or for the browser more than it computes, the longest first
+    "service/test_page_in_browser", "service/proxy/test_late", "service/proxy/test_faults", "service/test_isolation",
+    "service/test_recorder", "cli/test_observe", "service/test_timeline", "service/proxy/test_rebuild",
+    "service/test_costs", "service/test_holdout", "bank/test_backup", "bank/test_worker", "service/test_workers",
+    "service/test_api", "cli/test_backup", "integrations/test_clients", "service/test_operations",
+    "testing/test_loopback", "service/test_strategy_that_cannot_work", "test_closing", "bank/test_background",
+)  # fmt: skip
 
-    def rank(item: pytest.Item) -> int:
-        name = item.path.relative_to(Path(__file__).parent).as_posix()
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, and one that waits among every five, so that few wait at once; a file's tests in order."""
+
+    def rank(name: str) -> int:
         return next((i for i, beginning in enumerate(LONG) if name.startswith(beginning)), len(LONG))
 
-    items.sort(key=rank)
+    names = {i.path: i.path.relative_to(Path(__file__).parent).with_suffix("").as_posix() for i in items}
+    waiting = [name for name in WAITING if name in names.values()]
+    order: list[str] = []
+    for n, name in enumerate(sorted({*names.values()} - {*WAITING}, key=lambda name: (rank(name), name))):
+        if n % 5 == 0:
+            order += waiting[:1]
+            del waiting[:1]
+        order.append(name)
+    place = {name: n for n, name in enumerate([*order, *waiting])}
+    items.sort(key=lambda item: place[names[item.path]])
 
 
 def pytest_collection_finish() -> None:
