@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from tests.bank.test_steps import a_step
-from tests.contracts.stores import a_record, together
+from tests.contracts.stores import a_record, another_program, together
 from tests.postgres import python
 
 from memory_bank.bank import sqlite as module
@@ -298,13 +298,13 @@ def test_a_process_beside_one_that_brings_the_bank_to_a_newer_schema_stores_noth
         with pytest.raises(StorageError, match=r"has schema 9999 by now.*start this process again"):
             waits.result()
     assert facts.size() == 1
-    with new._transaction(creating=True) as c:
+    with another_program(new.url) as c:
         c.exec_driver_sql("ALTER TABLE calls RENAME TO gone")
     try:
         with pytest.raises(StorageError, match="has schema 9999 by now"):
             list_sessions(old)
     finally:  # PostgreSQL's bank is used again
-        with new._transaction(creating=True) as c:
+        with another_program(new.url) as c:
             c.exec_driver_sql("ALTER TABLE gone RENAME TO calls")
             c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{VERSION}'")
     facts.store_many([a_record(2)])
@@ -338,7 +338,7 @@ def test_a_long_way_to_this_schema_tells_how_far_it_is(postgres_url, caplog):
     FactStore(database, "s").store_many([a_record(1)])
     InsightStore("lexical", database, "s").add_many([Insight(a_record(1).trace_id, "It is late.")])
     age(database, "8")
-    with database._transaction(creating=True) as c:  # a slow server
+    with another_program(database.url) as c:  # a slow server
         c.exec_driver_sql(
             "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(6); RETURN NULL; END';"
             "CREATE TRIGGER slow AFTER DELETE ON insights EXECUTE FUNCTION slow()"

@@ -41,6 +41,17 @@ def before_statements(seen):
         sa.event.remove(sa.Engine, "before_cursor_execute", seen)
 
 
+@contextmanager
+def another_program(url):
+    """A connection in a transaction, as of a program that knows nothing of the bank's schema."""
+    engine = sa.create_engine(url)
+    try:
+        with engine.begin() as c:
+            yield c
+    finally:
+        engine.dispose()
+
+
 def together(*jobs):
     """Run jobs in threads that start at the same time; raises the first error."""
     start, errors = threading.Barrier(len(jobs)), []

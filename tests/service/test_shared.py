@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-import sqlalchemy as sa
 from tests.chats import rounds, system, user
 from tests.cli.conftest import environment
+from tests.contracts.stores import another_program
 from tests.postgres import Server, pooled
 from tests.service.processes import FOLDING, Process, serve, until
 from tests.service.serving import Served, bearer, configured, serving
@@ -211,17 +211,14 @@ def test_the_proxy_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
 
 
 def test_a_service_that_is_left_behind_by_a_newer_schema_forwards_and_loses_nothing(bank_url: str) -> None:
-    def brought_to(schema: str) -> None:
-        with Database(bank_url)._transaction(creating=True) as c:  # as a migration does it
-            c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{schema}'")
-
     with (
         ScriptedServer(lambda body: say("yes")) as upstream,
         serve("--db", bank_url, "--upstream", upstream.base_url) as service,
     ):
         assert chatted(service, "s", conversation("s", 8, 3_000)) in WELL
         other = Database(bank_url)
-        brought_to("9999")
+        with another_program(other.url) as c:  # as a migration does it
+            c.exec_driver_sql("UPDATE schema_version SET version_num = '9999'")
         try:
             assert chatted(service, "s", conversation("s", 9, 3_000)) == "failed"
             assert upstream.requests[-1].body["messages"] == conversation("s", 9, 3_000)
@@ -236,7 +233,7 @@ def test_a_service_that_is_left_behind_by_a_newer_schema_forwards_and_loses_noth
             )
         finally:
             other.close()
-            with sa.create_engine(other.url).begin() as c:
+            with another_program(other.url) as c:
                 c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{VERSION}'")
         until(lambda: chatted(service, "s", conversation("s", 11, 3_000)) in WELL)
         until(lambda: service.ask("/readyz").status == 200)
