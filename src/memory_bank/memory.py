@@ -51,7 +51,7 @@ class Memory(Closing):
         config: a Config, a dict of its values, or the path of a configuration file; None: the shipped one.
         strategy: the name of one in the configuration, or settings such as MemoryBankSettings(…); None: its default.
         budget: tokens of what stands in the place of the older history, or a share of it (``history_budget``).
-        tools: those of the agent's model calls, where ``context`` is not told.
+        tools: those of the agent's model calls, where ``context`` gets none.
         model: the agent's model; its price decides how often the history is folded.
         llm_client: writes summaries where the configuration asks for a model: an ``openai.OpenAI``, or anything
             with ``generate_plain``. None: no model is called.

@@ -216,10 +216,10 @@ class Charge:
     ``standing``: tokens at the beginning of the context that repeat the context before; 0 where no cache has them.
     ``is_longer``: the whole context before is repeated. ``counts``: tokens of the request as memory and as the
     provider count them, (0, 0) until the answer reports them; ``before``: those of the request before, None where its
-    answer reported none. ``bare``: without memory nothing behind the client's marks would be cached; how many tokens
-    more memory's marks cover, and how many more of them are cached (infinite where the client marks nothing); None
-    where memory's marks count as the client's. ``cache_marks``: after how many messages of the context memory sets
-    its mark, and how many of them are cached; None: as for any other request.
+    answer reported none. ``bare``: without memory nothing behind the client's cache marks would be cached; how many
+    tokens more memory's cover, and how many more of them are cached (infinite where the client has none); None where
+    memory's count as the client's. ``cache_marks``: after how many messages of the context memory sets its cache
+    mark, and how many of them are cached; None: as for any other request.
     """
 
     paid: float
@@ -258,9 +258,9 @@ class Ledger:
     not happened since the last fold. A bank keeps all this with the session: ``take`` returns what was added since it
     was asked last. ``beside``: tokens that are sent beside the messages with memory and without, such as the
     client's tools; ``added``: those that memory adds there. ``unmarked``: a digest of what stands before the
-    messages, where the client marks no more than a ``head`` of its request: 0 nothing, 1 the tools, else so many
-    messages less one. ``sent`` begins with it then; where memory's marks are not at the end of a step's context,
-    ``sent`` ends with the last mark, and ``came`` with the client's.
+    messages, where the client's cache marks cover no more than a ``head`` of its request: 0: nothing, 1: the tools,
+    n + 1: also n messages. ``sent`` begins with it then; where memory's cache marks are not at the end of a step's
+    context, ``sent`` ends with the last of them, and ``came`` with the client's.
     """
 
     def __init__(self, added: int = 0) -> None:
@@ -287,8 +287,8 @@ class Ledger:
     ) -> Charge:
         """The cost of a step whose messages have ``tokens`` tokens, the first ``shared`` as in the context before.
 
-        ``full``: tokens of all messages, of which ``repeated`` were there one step before and the client marks
-        ``marked``.
+        ``full``: tokens of all messages: ``repeated`` of them were there one step before, ``marked`` are under cache
+        marks of the client.
         """
         beside, whole = self.beside + self.added, self.beside + full
         has_cache = self.sent and (self.came or self.head or not self.unmarked)
@@ -306,9 +306,9 @@ class Ledger:
     def mark_cache(
         self, charge: Charge, cache: PrefixCache, sizes: Sequence[int], shared: int, head: int
     ) -> int:
-        """How much of a step's context memory may mark so that the run is hardly dearer; that is charged.
+        """Charge for a cache mark as late in a step's context as the run stays hardly dearer; return where it is.
 
-        Of tools and messages ``shared`` are cached, the client marks ``head``; ``sizes``: the tokens before each.
+        Of tools and messages ``shared`` are cached, ``head`` under the client's; ``sizes``: the tokens before each.
         """
         ratios, models = cache.ratios, {*cache.asked, cache.key}
         # tokens of other models may be cheaper
@@ -362,7 +362,7 @@ class Ledger:
     ) -> Usage:
         """Replace the estimated cost of a step by the reported one; return the usage of the full history.
 
-        ``by_marks``: the API caches at marks alone, else reports zeros; ``tells``: the answer tells of a cache.
+        ``by_marks``: the API caches at cache marks alone, else reports zeros; ``tells``: the answer tells of a cache.
         """
         has_cache = sent.cached + sent.written > 0
         caches, tokens, ratio, full, bare = has_cache if by_marks else tells, counts.sent, None, sent, None
@@ -415,7 +415,7 @@ class PrefixCache:
 
     ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say. ``ratios``
     are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports that nothing
-    is cached and no price of the model's cached tokens ``is_listed``: one that has a price may be hidden. ``asked``:
+    is cached and no price of the model's cached tokens ``is_listed``: else there may be an unreported one. ``asked``:
     by the newest MODELS, the seconds from its latest request to the session's latest. A bank keeps both with the
     session: ``told``, by a digest of a model's name (``key``), which may hold a secret. As no prefix stands in a
     session that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with cached
@@ -475,9 +475,9 @@ class PrefixCache:
     ) -> None:
         """Take the cached tokens that the complete answer to a request reports, None for unknown.
 
-        ``by_marks``: the provider caches a prefix at the client's marks alone. A request that changes the messages
-        before the last mark need not find anything then, and says nothing of the cache. ``written``: tokens that are
-        cached from now on.
+        ``by_marks``: the provider caches a prefix at cache marks alone. A request that changes the messages before
+        the last of them need not find anything, and says nothing of the cache. ``written``: tokens that are cached
+        from now on.
         """
         if cached == 0 and charge.bare:  # what memory's first marks have written can be read
             cached = written

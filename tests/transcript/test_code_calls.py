@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from memory_bank.transcript.textcalls import told_arguments
+from memory_bank.transcript.textcalls import plain_arguments
 
 PATCH = '*** Begin Patch\n*** Update File: a.py\n@@\n-x = "1"\n+x = "2"\n*** End Patch'
 PATCHED = {"cmd": f"apply_patch <<'PATCH'\n{PATCH}\nPATCH"}
@@ -48,7 +48,7 @@ PATCHED = {"cmd": f"apply_patch <<'PATCH'\n{PATCH}\nPATCH"}
     ],
 )
 def test_what_is_written_out_is_read(code, arguments):
-    assert json.loads(told_arguments("exec", code)) == arguments
+    assert json.loads(plain_arguments("exec", code)) == arguments
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_what_is_written_out_is_read(code, arguments):
     ],
 )
 def test_other_code_stays_as_it_is(code):
-    assert told_arguments("exec", code) == code
+    assert plain_arguments("exec", code) == code
 
 
 def test_a_text_of_another_tool_is_not_read():
     for text in (f"{PATCH}\n+tools.exec_command({{cmd: 'ls'}})", "tools.exec_command({cmd: 'ls'})"):
-        assert told_arguments("apply_patch", text) == text
+        assert plain_arguments("apply_patch", text) == text
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_text_of_another_tool_is_not_read():
 )  # fmt: skip
 def test_broken_code_takes_linear_time(part):
     began = time.process_time()
-    told_arguments("exec", f"tools.exec_command({{{part * (50_000 // len(part))}")
+    plain_arguments("exec", f"tools.exec_command({{{part * (50_000 // len(part))}")
     assert time.process_time() - began < 2
 
 
@@ -113,5 +113,5 @@ def test_a_long_text_that_is_used_many_times_is_not_read(use):
     uses = {"tools.a([{}])": use.format("A," * 12_000), "{}": "tools.exec_command({cmd: A});" * 800}[use]
     code = f"const A = '{text}'; {uses}"
     began = time.process_time()
-    assert told_arguments("exec", code) == code
+    assert plain_arguments("exec", code) == code
     assert time.process_time() - began < 0.5

@@ -494,7 +494,7 @@ def _import_runs(
         except ConfigError as e:
             yield RefusedSession(run.id, number, str(e).rstrip("."))
     runs.check_calls()
-    if runs.unreadable:  # the sentence is told
+    if runs.unreadable:  # the sentence is printed
         yield RefusedSession(None, number + 1, "the rest cannot be read")
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memory_bank.service.proxy.api import Provider
 
 _PROGRAMS = {"claude-code": "claude", "codex": "codex", "opencode": "opencode"}
-_ROOM = 2**30  # bytes of a disk below which it is told
+_ROOM = 2**30  # free bytes of a disk below which it is reported
 _FULL = 2**26  # bytes below which a bank cannot be written for want of room
 
 
@@ -157,10 +157,10 @@ def _service(url: str, health: Health) -> Iterator[Finding]:
     if not health.is_own:
         yield Finding("service", "note", f"{UNKNOWN.format(url=url)}; `memory-bank run` starts its own")
         return
-    parts = health.told.get("parts", {})
+    parts = health.facts.get("parts", {})
     well = ", ".join(name for name, part in parts.items() if part["ok"])
     yield Finding(
-        "service", "ok", f"{health.told['version']} answers at {url}" + (f"; well: {well}" if well else "")
+        "service", "ok", f"{health.facts['version']} answers at {url}" + (f"; well: {well}" if well else "")
     )
     for name, part in parts.items():
         if not part["ok"]:

@@ -108,7 +108,7 @@ def run(
 class Health(NamedTuple):
     """The facts that ``/health`` states, and which of them are proved, first that it knows the user's secret."""
 
-    told: dict[str, Any]
+    facts: dict[str, Any]
     proof: list[bool]
 
     @property
@@ -142,12 +142,12 @@ def health_of(url: str, claims: Sequence[str] = ()) -> Health | None:
         parts = urlsplit(url)
         address = address_of(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         body, proof = ask(f"{url}/health", {CHALLENGE: challenge}) or (b"null", "")
-        told = json.loads(body)
+        facts = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict) or {*told} - {"parts"} != {"status", "version"}:
+    if not isinstance(facts, dict) or {*facts} - {"parts"} != {"status", "version"}:
         return None
-    return Health(told, proved(proof, challenge, address, claims))
+    return Health(facts, proved(proof, challenge, address, claims))
 
 
 def local_address(value: str) -> str | None:
@@ -181,7 +181,7 @@ def running_service(db: str | None, config: Path | None) -> str | None:
                 raise ConfigError(f"{unknown}: unset {variable}, or start your own there.")
             tell(f"{unknown}: this command gets one of its own.")
             continue
-        if db is not None and not _has_bank(health.told, db):
+        if db is not None and not _has_bank(health.facts, db):
             continue
         places = zip(upstreams.values(), health.proof[1:], strict=True)
         other = next((where for (where, _), fits in places if not fits), "")

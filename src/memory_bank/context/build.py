@@ -182,9 +182,9 @@ def charge_step(context: Context, session: Session) -> None:
 
 
 def beginnings(view: View, ledger: Ledger) -> tuple[int, int, int]:
-    """How many of the first messages repeat the step before, stand before any interaction, are marked by the client.
+    """How many of the first messages repeat the step before, are before any interaction, are under cache marks.
 
-    The last is 0 where the client does not mark a head of its messages.
+    The last is 0 where the client's cache marks do not cover a head of its messages.
     """
     count, first = len(view.messages), view.interactions[0].start if view.interactions else view.tail_start
     return min(ledger.shared_with(view.digests), count), first, min(max(0, ledger.head - 1), count)

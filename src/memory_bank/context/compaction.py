@@ -13,8 +13,8 @@ from memory_bank.bank.steps import agents_words
 from memory_bank.context.evidence import (
     EXCERPTS_HEAD,
     RULES_SHARE,
+    CallVersion,
     EvidenceMemory,
-    ToldCall,
     chosen_rules,
     rule_excerpt,
 )
@@ -38,7 +38,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, without_fenced
 from memory_bank.transcript.shortening import fit_text
-from memory_bank.transcript.textcalls import told_arguments
+from memory_bank.transcript.textcalls import plain_arguments
 from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -52,9 +52,9 @@ RULES_ELSEWHERE = {
     name: f" Rules of the project may also stand in {file}: read it where there is one."
     for name, file in {"claude": "AGENTS.md", "codex": "CLAUDE.md", "opencode": "CLAUDE.md"}.items()
 }
-"""By client, what it is told of rules that it does not read by itself."""
+"""By client, the sentence about rules that it does not read by itself."""
 MOST_FILES = 16  # that are named, the latest ones
-MOST_EDITS = 64  # later edits of a file, after which what was written into it before is not told
+MOST_EDITS = 64  # later edits of a file, after which what was written into it before is left out
 _LONG_LINE = 24  # characters
 LEAST_TOKENS = 200  # a smaller budget has no room for anything of use
 _WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at most
@@ -135,13 +135,13 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         return f"{head}{text.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
 
 
-def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCall]:
+def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, CallVersion]:
     """By trace_id, each call of which a part was undone, without that part.
 
     Undone is what an edit replaced, what was written into a file before it was written anew or removed, what was read
     of such a file, and what a later call with the same arguments returned otherwise.
     """
-    told: dict[str, ToldCall] = {}
+    versions: dict[str, CallVersion] = {}
     files: dict[str, list[tuple[str, list[str]]]] = {}  # by name, of each path what later calls take away
     later: dict[tuple[str, str], str] = {}  # by call the latest output
     looked: list[tuple[str, str, str]] = []  # what other calls returned
@@ -149,7 +149,7 @@ def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCal
     for record in reversed(records):
         tool, output = record.tool_name, readable_output(record)[1]
         text = compact(record.raw_input) if record.input_text is None else record.input_text
-        text = told_arguments(tool, text)
+        text = plain_arguments(tool, text)
         failed, gone, is_outdated = is_failure(output, tool, text), set[str](), False
         if not failed:
             later.setdefault((tool, text), output)
@@ -175,15 +175,15 @@ def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCal
         if gone or is_outdated or not stands:
             shown = compact(_without(parse_arguments(text), gone)) if gone else text
             quoted = output if stands else ""
-            told[record.trace_id] = ToldCall(text, shown, quoted, "" if is_outdated else quoted)
+            versions[record.trace_id] = CallVersion(text, shown, quoted, "" if is_outdated else quoted)
         if stands and not (failed or changes):
             looked.append((record.trace_id, text, output))
     lines = [*replaced][:MOST_EDITS]
     for trace_id, text, output in looked:
         if any(line in output for line in lines):
             rest = (n for n in output.splitlines(keepends=True) if not any(line in n for line in lines))
-            told[trace_id] = ToldCall(text, text, "".join(rest), "")
-    return told
+            versions[trace_id] = CallVersion(text, text, "".join(rest), "")
+    return versions
 
 
 def _telling(text: str) -> set[str]:

@@ -53,7 +53,7 @@ from memory_bank.transcript.messages import (
     readable_output,
 )
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
-from memory_bank.transcript.textcalls import told_arguments
+from memory_bank.transcript.textcalls import plain_arguments
 from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View, is_same
 from memory_bank.transcript.turns import WHOLE, Edit
@@ -234,8 +234,8 @@ def evidence_model(path: str | None) -> Model:
     return load_model(Path(path) if path else MODEL_FILE)
 
 
-class ToldCall(NamedTuple):
-    """A call as it ``ran``, and as a memory tells it; ``outcome``: of what the list of calls tells one."""
+class CallVersion(NamedTuple):
+    """A call as it ``ran``, and its version in a memory; ``outcome``: the output whose outcome is listed."""
 
     ran: str
     arguments: str
@@ -264,12 +264,12 @@ class EvidenceMemory:
         remark: str = "",
         anchor: Sequence[str] = (),
         cut: ParsedRecord | None = None,
-        shown: ToldCall | None = None,
+        version: CallVersion | None = None,
     ) -> None:
         """Add a record, and what the agent said with its call; a record that was added before is ignored.
 
         ``anchor``: the texts that every context showed when the record came. ``cut``: the output, if it was cut
-        before. ``shown``: the call as it is shown instead of as it ran. A record that cannot be cut is listed among
+        before. ``version``: the call as it is shown instead of as it ran. A record that cannot be cut is listed among
         the calls without excerpts, which is logged.
         """
         trace_id, tool = record.trace_id, record.tool_name
@@ -279,13 +279,13 @@ class EvidenceMemory:
         at = self._latest = max(self._latest, record.step_id)
         output = "" if is_memory_tool(tool, record.output_text) else readable_output(record)[1]
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
-        arguments = told_arguments(tool, arguments)
-        told = shown or ToldCall(arguments, arguments, output, output)
-        call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": told.arguments}
+        arguments = plain_arguments(tool, arguments)
+        shown = version or CallVersion(arguments, arguments, output, output)
+        call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": shown.arguments}
         parsed = self.index.tables.parsed
         failed = False
         try:
-            failed = self.thread.add(number=number, remark=remark, output=told.outcome, task=anchor, **call)
+            failed = self.thread.add(number=number, remark=remark, output=shown.outcome, task=anchor, **call)
         except Exception as e:
             log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
             self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
@@ -295,9 +295,9 @@ class EvidenceMemory:
                 self.remarks[len(parsed)] = trace_id
                 self.index.add_remark(interaction=at, text=remark)
             place = len(parsed)
-            self.index.add_call(trace_id=trace_id, output=told.output, parsed=cut, **call)
+            self.index.add_call(trace_id=trace_id, output=shown.output, parsed=cut, **call)
             self.places[trace_id] = place
-            self.index.files.add(number, tool, told.ran, output, failed=failed, key=trace_id)
+            self.index.files.add(number, tool, shown.ran, output, failed=failed, key=trace_id)
         except Exception as e:
             log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
 

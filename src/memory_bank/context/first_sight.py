@@ -51,7 +51,7 @@ from memory_bank.transcript.messages import (
     message_text,
 )
 from memory_bank.transcript.quoting import Mark, as_terminal, one_line, quote_lines
-from memory_bank.transcript.textcalls import told_arguments
+from memory_bank.transcript.textcalls import plain_arguments
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
 
@@ -113,14 +113,14 @@ class FirstSight:
     """The edits of a conversation's outputs, by position, and the tokens that they save, by interaction's start.
 
     ``foldable[n]``: how many of the first n interactions a fold may replace, and their tokens as they are shown.
-    ``kept``: the edits made so far, by trace_id and the user's message before the call. ``count``: how many
+    ``by_call``: the edits made so far, by trace_id and the user's message before the call. ``count``: how many
     interactions were read, of messages with these ``digests``; ``made_for``: under which settings and tools.
     """
 
     edits: dict[int, Edit] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
     foldable: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
-    kept: dict[tuple[object, ...], Edit | None] = field(default_factory=dict)
+    by_call: dict[tuple[object, ...], Edit | None] = field(default_factory=dict)
     count: int = 0
     digests: object = None
     made_for: tuple[object, ...] = ()
@@ -140,7 +140,7 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
     sight: FirstSight = session.cache("first sight", FirstSight)
     made_for = (settings, session.record_tool, session.counter.name)
     if sight.made_for != made_for:
-        sight.kept, sight.made_for, sight.digests = {}, made_for, None
+        sight.by_call, sight.made_for, sight.digests = {}, made_for, None
     if sight.digests is not view.digests or sight.count > len(view.interactions):
         sight.edits, sight.saved, sight.count, sight.digests = {}, {}, 0, view.digests
     del sight.foldable[max(1, sight.count) :]
@@ -157,11 +157,11 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
             if text is None or len(text) < LEAST_JSON:
                 continue
             key = (trace_id, _task(view, interaction.start))
-            if key not in sight.kept:
-                sight.kept[key] = _edit(
+            if key not in sight.by_call:
+                sight.by_call[key] = _edit(
                     view.messages[position], text, pair, trace_id, key[1], session, settings
                 )
-            if (edit := sight.kept[key]) is None:
+            if (edit := sight.by_call[key]) is None:
                 continue
             whole = view.tokens_between(position, position + 1)
             saved = whole - edit.tokens
@@ -226,7 +226,7 @@ def _shown(
     most = settings.first_sight if tool is None or tool.first_sight is None else tool.first_sight
     if not most or pair.call is None or is_memory_tool(pair.tool_name) or REDACTED in text:
         return text
-    call = pair.tool_name, told_arguments(pair.tool_name, pair.call.text)
+    call = pair.tool_name, plain_arguments(pair.tool_name, pair.call.text)
     files = files_read(*call)
     output = read_output(text, to_the_letter=not all(map(_OTHER_FILE.search, files)))
     if (
@@ -351,7 +351,7 @@ class _Part:
         is_numbered = path is not None and not is_html and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
         where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
         where = f"path={_quoted(path)}, {where}" if path else where
-        told, kinds = self._told(text, begin, end) if is_one else ([], "")
+        always, kinds = self._always_shown(text, begin, end) if is_one else ([], "")
         if is_html and self.count(text) <= self.room:
             return f"{self._mark('its words and links', where)}{before}{quote_lines(text)}"
         of_page = "of its words and links " * is_html
@@ -359,7 +359,7 @@ class _Part:
             f"{of_page}its beginning, its end{kinds} and what is likeliest needed between them", where
         )
         room, index = self.room - self.count(mark + before), self.index
-        texts = [text[:begin], text[end:], *(text[start:stop] for start, stop in told)]
+        texts = [text[:begin], text[end:], *(text[start:stop] for start, stop in always)]
         chosen = index.select(
             anchor=[self.task, *texts],
             tail_interaction=self.parsed.interaction + 1,
@@ -372,7 +372,7 @@ class _Part:
             places = chosen.shown.get(0, ())
             if is_one:
                 inside = [s for s in map(cut.segments.__getitem__, places) if s.source == source]
-                spans = [(0, begin), *told, *((s.start, s.end) for s in inside), (end, len(text))]
+                spans = [(0, begin), *always, *((s.start, s.end) for s in inside), (end, len(text))]
                 shown = _with_gaps(text, spans, is_numbered, tables, owned)
             else:
                 quote, _ = index.quote(0, places, chosen)
@@ -396,7 +396,7 @@ class _Part:
         times = Counter(forms)
         return [LEAST_CHANCE * (times[form] >= REPEATED) for form in forms]
 
-    def _told(self, text: str, begin: int, end: int) -> tuple[list[tuple[int, int]], str]:
+    def _always_shown(self, text: str, begin: int, end: int) -> tuple[list[tuple[int, int]], str]:
         """The lines between beginning and end that are always shown, as spans, and a phrase that says what they are.
 
         They contain an id of the user's message, if only a few do, or tell how the run of a log went.
@@ -407,22 +407,22 @@ class _Part:
             places = [m.span() for m in islice(holds, MOST_PLACES + 1)] if len(name) > 2 else []
             if len(places) <= MOST_PLACES:
                 named += [(_line_start(text, start), _line_end(text, stop)) for start, stop in places]
-        report, told, room = report_of(text), dict[tuple[int, int], None](), self.room // 2
+        report, chosen, room = report_of(text), dict[tuple[int, int], None](), self.room // 2
         for spans in (named, report.sums, report.failures, report.details):
             for start, stop in spans:
                 cost = self.count(text[start:stop]) + GAP_TOKENS
                 fits = room - cost >= (self.room // 4 if spans is report.failures else 0)
-                if begin <= start < end and (start, stop) not in told and fits:
-                    told[start, stop] = None
+                if begin <= start < end and (start, stop) not in chosen and fits:
+                    chosen[start, stop] = None
                     room -= cost
         failed = len(report.failures)
-        left_out = sum(begin <= span[0] < end and span not in told for span in report.failures)
+        left_out = sum(begin <= span[0] < end and span not in chosen for span in report.failures)
         kinds = ", its summary" * bool(report.sums)
         if failed:
             kinds += (
                 f", the lines that say what failed ({f'{failed - left_out} of ' * bool(left_out)}{failed})"
             )
-        return [*told], kinds
+        return [*chosen], kinds
 
 
 def _quoted(path: str) -> str:
@@ -451,7 +451,7 @@ def _with_gaps(
     In a table the marks repeat its header where it is not near above. They tell the entry or the folder that the
     text after them is in, by the pieces that are in one (``owned``).
     """
-    pieces, last, length, seen, told = list[str](), 0, 0, dict[int, int](), ""
+    pieces, last, length, seen, last_owner = list[str](), 0, 0, dict[int, int](), ""
     starts = [s.start for s in owned]
     for start, stop in sorted(spans):
         piece = owned[at - 1] if (at := bisect_right(starts, start)) else None
@@ -470,8 +470,8 @@ def _with_gaps(
                         f"; columns: {one_line(text[header:rows].partition(chr(10))[0])[:LONGEST_HEADER]}"
                     )
                     seen[header] = length
-            left_out += f"; then in {one_line(owner)}" * (owner not in ("", told))
-            told = owner
+            left_out += f"; then in {one_line(owner)}" * (owner not in ("", last_owner))
+            last_owner = owner
             pieces.append(f"\n{Mark.SHORTENED} {left_out}]\n")
         else:
             pieces.append("\n" * (text[last - 1 : last] == "\n") + quote_lines(text[last:start]))

@@ -24,7 +24,7 @@ except ImportError as e:
     raise MissingExtraError("LangChain", "langchain") from e
 
 _CALL_BLOCKS = frozenset({"function_call", "tool_call", "tool_use", "custom_tool_call", "tool_call_chunk"})
-_HIDDEN_BLOCKS = frozenset(
+_OPAQUE_BLOCKS = frozenset(
     {"reasoning", "reasoning_content", "thinking", "redacted_thinking", "invalid_tool_call"}
 )
 _GEMINI = "__gemini_function_call_thought_signatures__"
@@ -55,8 +55,8 @@ class LangChainWire(PartWire[lc.BaseMessage]):
         parts: list[Part] = []
         for block in content if isinstance(content, list) else [content]:
             kind = _type(block)
-            is_hidden = kind in _CALL_BLOCKS | _HIDDEN_BLOCKS or (_is_signed(block) and not block.get("text"))
-            kind_of_part = MessageKind.REASONING if is_hidden else MessageKind.SAY
+            is_opaque = kind in _CALL_BLOCKS | _OPAQUE_BLOCKS or (_is_signed(block) and not block.get("text"))
+            kind_of_part = MessageKind.REASONING if is_opaque else MessageKind.SAY
             parts.append(Part(kind_of_part, block, signed=kind in signed))
         extra = native.additional_kwargs
         details = [read(d, "id") for d in extra.get("reasoning_details") or ()]

@@ -102,7 +102,7 @@ class MemoryBankHook(CustomLogger):
         return {**kwargs, "messages": rebuilt}
 
     def log_pre_api_call(self, model: str, messages: Any, kwargs: dict[str, Any]) -> None:  # noqa: ARG002
-        """Note in the log, once, that ``completion`` calls no hook that may change the messages."""
+        """Log, once, that ``completion`` calls no hook that may change the messages."""
         params = kwargs.get("litellm_params")
         if kwargs.get("call_type") == "completion" and not (params or {}).get("acompletion"):
             self._warn_once(NOT_CALLED)

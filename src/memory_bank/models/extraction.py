@@ -11,7 +11,7 @@ from memory_bank.transcript.jsontext import RAW, compact, is_raw, leaves, parse_
 from memory_bank.transcript.messages import readable_output
 from memory_bank.transcript.quoting import one_line
 from memory_bank.transcript.shortening import cut_at_edge, unfold
-from memory_bank.transcript.textcalls import told_arguments
+from memory_bank.transcript.textcalls import plain_arguments
 
 MAX_CHARS = 1_400  # about 200 words
 _SCAN_CHARS = 60_000  # characters read at each end of a text
@@ -38,7 +38,7 @@ def extract_summary(record: InteractionRecord) -> str:
     """A summary of at most 1,400 characters: the call, then errors, counts, headers, identifiers, names."""
     arguments = record.raw_input
     if is_raw(arguments):
-        arguments = parse_arguments(told_arguments(record.tool_name, str(arguments[RAW])))
+        arguments = parse_arguments(plain_arguments(record.tool_name, str(arguments[RAW])))
     if is_raw(arguments):
         pairs = str(arguments[RAW])
     elif isinstance(arguments, dict):

@@ -152,8 +152,8 @@ class CutText:
             key = path.rpartition(".")[2]  # which the segment before may end with
             named = self.segments[place - 1] is last and key in last.text[-len(key) - 6 :]
             path = "" if named or last.source == segment.source else path
-        is_told = not segment.owner or _is_told(segment.owner, segment, last)
-        where = " ".join(f"{path} {segment.label}".split()) + ("" if is_told else f" in {segment.owner}")
+        is_named = not segment.owner or _names_owner(segment.owner, segment, last)
+        where = " ".join(f"{path} {segment.label}".split()) + ("" if is_named else f" in {segment.owner}")
         where = where.lstrip()
         return f"{GAP} {where}:" if where else GAP
 
@@ -622,7 +622,7 @@ def _entry_name(item: Node, text: str) -> str:
     return name if best.named and is_short and best.key not in _WRAPPER_KEYS else ""
 
 
-def _is_told(owner: str, segment: Segment, last: Segment | None) -> bool:
+def _names_owner(owner: str, segment: Segment, last: Segment | None) -> bool:
     """Return whether a quote tells what a segment is in, by it or by the segment quoted before it."""
     if re.search("[\"'=:]", owner):  # an entry
         return owner in segment.text or (last is not None and last.owner == owner)

@@ -470,7 +470,7 @@ def file_access(tool: str, arguments: str) -> FileAccess | None:
 
 
 def applies_patches(tool: str, arguments: str) -> bool:
-    """Return whether a patch in the arguments of a call is applied, not only told, searched for or written down."""
+    """Return whether a call applies the patch in its arguments, and does not only print, search or store it."""
     words = {w.casefold() for w in _WORD.findall(tool)}
     return bool(words & _PATCHES) or bool(words & _RUNS and _APPLIED.search(arguments))
 

@@ -145,7 +145,7 @@ class EvidenceIndex:
             self.add_parsed(parse_record(interaction, text, self.count, kind="note"))
 
     def add_parsed(self, item: ParsedRecord) -> None:
-        """Add an output or a note that is cut already."""
+        """Add an output, a remark or arguments that are cut already."""
         t = self.tables
         source = 0
         if item.kind == "output":
@@ -502,7 +502,7 @@ class EvidenceIndex:
         return f"{quote.removesuffix(GAP).rstrip()}\n{_rest_line(rest)}\n{GAP}" if rest else quote, state
 
     def eligible(self, tail: int) -> Array:
-        """Return the values that older outputs or notes showed and neither anchor nor tail shows."""
+        """Return the values that older outputs or remarks showed and neither anchor nor tail shows."""
         v = self.tables.values
         return np.flatnonzero(~v["visible"] & (v["seen"] < tail) & (v["record"] >= 0))
 

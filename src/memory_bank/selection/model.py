@@ -36,7 +36,7 @@ class CurrentStep:
 
     @cached_property
     def named_words(self) -> Array:
-        """By value: the share of its words in the notes and arguments of the tail; rare ones count more."""
+        """By value: the share of its words in the remarks and arguments of the tail; rare ones count more."""
         t = self.tables
         words: set[str] = set()
         for item in self._items:

@@ -24,12 +24,12 @@ from memory_bank.transcript.quoting import as_terminal, one_line
 
 _LEAST_WORD = 24  # characters of a line before its first cut
 _READ_CHARS = 400  # characters of a value that are read
-_SHORT_TEXT = 48  # characters of a text that is told as a whole
+_SHORT_TEXT = 48  # characters of a text that is the outcome as a whole
 _LINE_CHARS = 72  # of the line that tells
 _OUTCOME_LEAVES = 60  # of a JSON object, shallow ones first, that are searched for telling values
 _TELLING_CHARS = 84  # of the telling values of a JSON object, of the names of a list's items
 _ERROR_CHARS = 84
-_SHORT_PROBLEM = 30  # characters of a line about a failure that is told with the next one
+_SHORT_PROBLEM = 30  # characters of a line about a failure to which the next one is added
 _SUMMED_CHARS = 110  # of a summary of tests with the first that failed
 _ENDS = 4_000  # characters of a text, at its beginning and at its end, whose lines are read
 _ERROR_KEYS = ("error", "message", "detail", "text", "errors", "stderr", "body", "reason")
@@ -115,7 +115,7 @@ _MOST_HINTS = 1_000  # lines with a hint that are read, which differ in more tha
 _NEAR_END, _NEAR_BEGIN = 30, 4  # lines of a run, of which one says how it went
 _SAMPLE = 200  # lines by which a log is known
 _MOST_SUMS, _TOLD_CHARS = 8, 400
-_BLOCK_LINES, _FIRST, _LAST = 40, 8, 5  # of a failure that are read; that are told, of a traceback the last
+_BLOCK_LINES, _FIRST, _LAST = 40, 8, 5  # of a failure that are read; that are shown, of a traceback the last
 _WORDLESS = re.compile(  # and the command of a runner, its signs and times
     r"[\W_]*|(?:\[[^\]]{1,60}\] )?\$ .*|=+ [A-Z ]{1,40} =+"
     r"|(?i:return code|execution time|timeout limit): [\d.]+[a-z ]*"
@@ -236,8 +236,8 @@ def _outcome_of_text(output: str, text: str, seen: Collection[str], ends: bool) 
         if len(line) > _LINE_CHARS:
             line = f"{line[: _LINE_CHARS - end - 1].rstrip()}…{line[-end:].lstrip()}"
         return line, []
-    told = _diff(text) or telling_line(text, ends)
-    return f"{clip(told, _LINE_CHARS)} ({count:,} lines)" if told else f"{count:,} lines", []
+    summary = _diff(text) or telling_line(text, ends)
+    return f"{clip(summary, _LINE_CHARS)} ({count:,} lines)" if summary else f"{count:,} lines", []
 
 
 def lines_at_the_ends(text: str) -> list[str]:

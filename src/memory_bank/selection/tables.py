@@ -106,7 +106,7 @@ class ValueLists:
 
 
 class EvidenceTables:
-    """All calls and notes of a session, as columns. Append-only; interactions come in order."""
+    """All calls and remarks of a session, as columns. Append-only; interactions come in order."""
 
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}  # of values, by form
@@ -171,7 +171,7 @@ class EvidenceTables:
 
     # -- adding ----------------------------------------------------------------
     def add(self, item: val.ParsedRecord) -> int:
-        """Add one output, note or arguments; return the number of its record."""
+        """Add one output, remark or arguments; return the number of its record."""
         record = self.records.grow(1)
         self.parsed.append(item)
         (tool,) = self.tools([item.tool])

@@ -331,8 +331,8 @@ class Thread:
         changed = not failed and changes_something(tool, arguments, declared=self._declared)
         name = one_line(tool)[:80]
         returned = self._returned.setdefault(name, set())
-        told = returned.union(a.text for a in parsed)
-        came_back, values = outcome(output, told, failed=failed, ends=changed or runs(tool, arguments))
+        seen = returned.union(a.text for a in parsed)
+        came_back, values = outcome(output, seen, failed=failed, ends=changed or runs(tool, arguments))
         returned.update(values)
         has_id = bool(values) and tells_id(came_back)
         command, file, makes = _work_of(tool, arguments)
@@ -638,8 +638,8 @@ class _Listing:
                 keys = {v[0][0] for v in values}
                 common = keys.pop() if len(keys) == 1 else ""
                 bodies: dict[Values, dict[str, None]] = {}  # by file
-                for file, told in map(_parts, values):
-                    body = ", ".join(t if k == common else named(k, t) for k, t in told)
+                for file, others in map(_parts, values):
+                    body = ", ".join(t if k == common else named(k, t) for k, t in others)
                     bodies.setdefault(file, {})[body] = None
                 texts = [", ".join([*(t for _, t in file), "; ".join(b)]) for file, b in bodies.items()]
                 text = f"{ranges(valued)} {name}"

@@ -82,14 +82,14 @@ class Use(NamedTuple):
 
 
 RecordKind = Literal["output", "note", "arguments"]
-"""The kinds of records of the index: the output of a call, the agent's words with it, its long arguments."""
+"""The kinds of records of the index: the output of a call, the remark with it ("note"), its long arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRecord:
     """A text of a session, cut, with all that does not depend on other texts.
 
-    Each call has a record for its output, after it one for long arguments; a note has one before its call.
+    Each call has a record for its output, after it one for long arguments; a remark has one before its call.
     `candidates`, `words`, `tokens` and `gaps` are by segment of `cut`; `gaps`: tokens of the gap mark before it.
     """
 
@@ -382,7 +382,7 @@ def find_uses(arguments: str) -> list[Use]:
 
 
 def forms_in(text: str) -> list[str]:
-    """Return the forms of the values that a free text names (a note, a user message, code)."""
+    """Return the forms of the values that a free text names (a remark, a user message, code)."""
     values: dict[str, Candidate] = {}
     for line in _ESCAPE.sub(" ", text).split("\n"):
         _add_cell(line, "", values, False)

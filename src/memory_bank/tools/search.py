@@ -273,8 +273,8 @@ def _latest_first(matches: Sequence[SearchMatch], query: str, asks: bool) -> lis
         statements.append(record is not None and is_said(record.raw_input, output))
         arguments = "" if record is None or statements[-1] else compact(record.raw_input)
         texts.append(f"{arguments[:most]}\n{output[:most]}")
-        is_told = asks and record is not None and speaks(record.raw_input) and len(output) <= _TOLD_CHARS
-        tells.append(is_told and texts[-1][-1] != "?" and _CHANGE.search(texts[-1]) is not None)
+        is_message = asks and record is not None and speaks(record.raw_input) and len(output) <= _TOLD_CHARS
+        tells.append(is_message and texts[-1][-1] != "?" and _CHANGE.search(texts[-1]) is not None)
     asked, named, *words = terms_of_texts(texts)
     often = Counter(term for each in words for term in each & asked)
     ordered, latest = list[int](), dict[int, int]()

@@ -30,12 +30,12 @@ THINKING = frozenset({"thinking", "redacted_thinking"})
 CACHE_MARK = "cache_control"
 MOST_CACHE_MARKS = 4
 LOOKBACK = 19
-"""Blocks before a mark in which a provider looks for an earlier one, at least."""
+"""Blocks before a cache mark in which a provider looks for an earlier one, at least."""
 
 _ROLES = ("user", "assistant", "system")
 _USER_BLOCKS = frozenset({"text", "image", "document", "search_result"})
 _MARKABLE = _USER_BLOCKS | {"tool_use", "tool_result"}
-_HIDDEN = frozenset({"type", "id", "signature", "data", "encrypted_content", CACHE_MARK})
+_OPAQUE = frozenset({"type", "id", "signature", "data", "encrypted_content", CACHE_MARK})
 
 
 class Thinking(Enum):
@@ -199,7 +199,7 @@ class AnthropicWire(PartWire[AnthropicMessage]):
         role = _role(native)
         if role not in ("user", "assistant"):
             is_system = role == "system"
-            text = content_text(native.get("content")) if is_system else readable(native, _HIDDEN)
+            text = content_text(native.get("content")) if is_system else readable(native, _OPAQUE)
             return {WHOLE: Part(MessageKind.SYSTEM if is_system else MessageKind.OTHER, text)}
         content, is_user = native.get("content"), role == "user"
         if not isinstance(content, list):
@@ -262,7 +262,7 @@ def _read_by_user(block: Any) -> Part:
         return Part(MessageKind.RESULT, "" if content is None else content, block.get("tool_use_id"))
     if isinstance(block, str) or kind in _USER_BLOCKS:
         return Part(MessageKind.USER, None)
-    return Part(MessageKind.OTHER, readable(block, _HIDDEN))
+    return Part(MessageKind.OTHER, readable(block, _OPAQUE))
 
 
 def _read_by_assistant(block: Any) -> Part:
@@ -275,7 +275,7 @@ def _read_by_assistant(block: Any) -> Part:
         return Part(MessageKind.SAY, content_text(block.get("text")))
     if kind in THINKING:
         return Part(MessageKind.REASONING, signed=True)
-    return Part(MessageKind.OTHER, readable(block, _HIDDEN))
+    return Part(MessageKind.OTHER, readable(block, _OPAQUE))
 
 
 def _with_text(block: Block, text: Any) -> Block:
@@ -510,10 +510,10 @@ def cache_marks_beside(request: Mapping[str, Any]) -> int:
 def marked_head(
     request: Mapping[str, Any], counts: Sequence[int], places: Sequence[Sequence[PartPlace]]
 ) -> int | None:
-    """How much of a request is marked for the cache: 0: nothing, 1: the tools, n + 1: also the first n chat messages.
+    """How much of a request the cache marks cover: 0: nothing, 1: the tools, n + 1: also the first n chat messages.
 
-    None where the marks reach its last turn. ``counts``: the number of marks of each message; ``places``: the parts
-    of each chat message.
+    None where they reach its last turn. ``counts``: how many each message has; ``places``: the parts of each chat
+    message.
     """
     if request.get(CACHE_MARK) is not None or any(counts[_last_turn(request["messages"]) :]):
         return None
@@ -535,14 +535,14 @@ def with_cache_marks(
 ) -> list[Any] | None:
     """The messages to be sent for a request with cache marks; None where they need none.
 
-    Marked are the last block, the anchor's end, which is read again at each fold, and the end of the request before,
-    as far as the client has no mark at the end and the API allows it: four marks with the client's. Where those are
-    four, the anchor gets the client's mark before its last. A request that goes as it came, with a mark of its own at
-    its end, is not changed. ``stands``: the next context will begin as this one; else only the anchor does.
-    ``counts``: the cache marks of each message, where they are known. ``ends``: the beginnings of the messages whose
-    ends are marked instead, the longest first; no mark stands behind them.
+    Cache marks are added at the last block, at the end of the anchor (it is read again at each fold) and at the end
+    of the request before, unless the client has one at the end, and up to four with the client's, which the API
+    allows. Where the client has four, the first of several after the anchor moves there. A request that goes as it
+    came, with a cache mark at its end, is not changed. ``stands``: the next context will begin as this one; else the
+    anchor alone. ``counts``: the cache marks of each message, where they are known. ``ends``: the beginnings of the
+    messages that get one at their ends instead, the longest first; nothing behind them gets one.
 
-    A mark before one with a longer lifetime gets that lifetime, as the API demands.
+    A cache mark before one with a longer lifetime gets that lifetime, as the API demands.
     """
     source = request["messages"]
     is_changed = not same_objects(messages, source)
@@ -595,7 +595,7 @@ def _last_turn(messages: Sequence[Any]) -> int:
 
 
 def _drop_cache_mark(messages: list[Any], anchor: PartPlace) -> None:
-    """Take one of the client's marks away where there are several after the anchor: the first of them."""
+    """Take one of the client's cache marks away where several are after the anchor: the first of them."""
     marked = [
         p
         for p, b in _places(messages)
@@ -623,7 +623,7 @@ def _takes_cache_mark(block: Any) -> bool:
 
 
 def _add_cache_mark(messages: list[Any], place: PartPlace, counts: list[int]) -> None:
-    """Put a copy of a message with a mark at one of its blocks in its place, unless that has one; count it."""
+    """Replace a message by a copy with a cache mark at one of its blocks, unless that has one; count it."""
     message, at = messages[place.message], max(place.number, 0)
     blocks = [*_as_blocks(message)]
     if blocks[at].get(CACHE_MARK) is None:

@@ -167,8 +167,8 @@ def run_of(text: str) -> Content:
             return content_of(printed)._replace(code=code)
         return content._replace(code=code)
     lines = content.text.split("\n", _LINES)
-    is_told = content.value is None and (content.code or len(lines) > 1)
-    is_frame = is_told and all(_STRONG.match(line) or _OUTPUT.match(line) for line in lines if line.strip())
+    has_code = content.value is None and (content.code or len(lines) > 1)
+    is_frame = has_code and all(_STRONG.match(line) or _OUTPUT.match(line) for line in lines if line.strip())
     return content._replace(text="") if is_frame else content
 
 

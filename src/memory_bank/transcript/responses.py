@@ -56,7 +56,7 @@ _POSITION_FREE = frozenset(
     }
 )  # fmt: skip
 _LEADS = frozenset({"reasoning", "item_reference"})  # belong to the turn after them, and go with it
-_HIDDEN = frozenset({"type", "id", "status", "encrypted_content", "fingerprint"})
+_OPAQUE = frozenset({"type", "id", "status", "encrypted_content", "fingerprint"})
 # Types of calls whose input is a text: the member that holds it, and its value without one.
 _TEXT_INPUTS = {"function_call": ("arguments", "{}"), "custom_tool_call": ("input", "")}
 _ARGUMENTS = {
@@ -455,7 +455,7 @@ class _Reader:
 
     def _bound(self, positions: Sequence[int]) -> Placed:
         """A message that no strategy leaves out, for items that are kept as they are."""
-        text = "\n".join(readable(self.chat.source[p], _HIDDEN) for p in positions)
+        text = "\n".join(readable(self.chat.source[p], _OPAQUE) for p in positions)
         return {"role": KEPT_ROLE, "content": text}, [PartPlace(p, WHOLE) for p in positions]
 
 

@@ -303,7 +303,7 @@ FORMS: tuple[TextForm, ...] = (
 """The forms that are recognised, in this order."""
 
 
-def told_arguments(tool: str, arguments: str) -> str:
+def plain_arguments(tool: str, arguments: str) -> str:
     """The arguments of a call as memory reads them: for Codex's ``exec``, those of the tool calls in its code.
 
     A patch becomes a shell command, as others are; a single call of another tool has its name as ``tool``. Calls in
@@ -321,12 +321,12 @@ def told_arguments(tool: str, arguments: str) -> str:
         elif len(read) > 1:
             return arguments
         room -= len(commands[-1]) if commands else 0
-    told = arguments
+    plain = arguments
     if len(read) == len(commands) > 0:
-        told = compact(value if isinstance(value, dict) and len(read) == 1 else {"cmd": "\n".join(commands)})
+        plain = compact(value if isinstance(value, dict) and len(read) == 1 else {"cmd": "\n".join(commands)})
     elif len(read) == 1 and read[0][0] not in _COMMANDS and isinstance(value, dict):
-        told = compact({"tool": read[0][0], **value})
-    return told if sendable(told) == told else arguments
+        plain = compact({"tool": read[0][0], **value})
+    return plain if sendable(plain) == plain else arguments
 
 
 def _calls_in_code(code: str) -> list[tuple[str, int, Mapping[str, str]]]:

@@ -47,7 +47,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import Mark, quote_lines, sendable
 from memory_bank.transcript.shortening import fit_text
-from memory_bank.transcript.textcalls import told_arguments
+from memory_bank.transcript.textcalls import plain_arguments
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Change, Edit
 
@@ -108,7 +108,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
             1, min(past, 20)
         )  # which predicts that of the next ones
         growth = growth_that_pays(budget, mean, *cache.ratios)
-        if cache.is_denied:  # it may hide it: a fold that is allowed all the same pays if there is none
+        if cache.is_denied:  # a fold that is allowed all the same pays if there is no cache
             growth = min(growth, LEAST_GROWTH)
     else:
         growth = min(int(settings.refresh_after), MOST_STORED)
@@ -246,7 +246,7 @@ def _make_fold(
 def _reasons(
     excerpts: Excerpts, records: int, lock: AbstractContextManager[object], name: str
 ) -> FoldReasons | None:
-    """Why a fold of so many records shows what it does; None where that cannot be told, which is logged."""
+    """Why a fold of so many records shows what it does; None where that fails, which is logged."""
     with lock:
         try:
             return explained(excerpts, records)
@@ -291,9 +291,9 @@ def _about(state: _Evidence, view: View, count: int) -> str:
     """A digest of the first interactions: their records, and where their calls and results stand."""
     first = view.history[:count]
     if state.about:  # a list that has only grown since has the same digests
-        digests, interactions, told = state.about
+        digests, interactions, about = state.about
         if len(interactions) == len(first) and (digests is view.digests or same_objects(first, interactions)):
-            return told
+            return about
     digest = blake2b(digest_size=16)
     for e in first:
         apart = (True, False, False) if e.stays else ""
@@ -398,7 +398,7 @@ def restored_copies(view: View, folded: int, count: Callable[[Any], int]) -> dic
             if pair.result is None or pair.call is None:
                 continue
             output, tool = content_text(pair.result.content), pair.tool_name
-            call = tool, told_arguments(tool, pair.call.text)
+            call = tool, plain_arguments(tool, pair.call.text)
             files.add(place, *call, output, failed=is_failure(output, *call))
             if place < folded or pair.result_at is None or not refers_to_earlier(output):
                 continue
