@@ -27,7 +27,7 @@ settings.register_profile(
     "long", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, max_examples=100,
     derandomize="CI" in os.environ,
 )  # fmt: skip
-settings.register_profile("short", parent=settings.get_profile("long"), max_examples=15)
+settings.register_profile("short", parent=settings.get_profile("long"), max_examples=10)
 settings.load_profile("short")
 gc.set_threshold(50_000, 20, 50)  # as the command does
 signal.signal(

@@ -62,7 +62,7 @@ def test_a_small_group_that_has_none_of_the_dear_sessions_is_told_no_narrower(se
             groups[chance.random() < share].append(SessionDollars(paid, paid, calls))
         return compared(*groups)
 
-    told = [f.per_call for f in map(week, range(300)) if f.per_call]
+    told = [f.per_call for f in map(week, range(150)) if f.per_call]
     assert sum(r.low <= 1 <= r.high for r in told) / len(told) >= 0.94
 
 

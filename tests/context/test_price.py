@@ -87,7 +87,7 @@ def test_the_full_history_is_sent_for_a_summary_where_what_was_saved_pays_for_it
 
 def test_what_a_compaction_took_is_shown_where_what_was_saved_pays_for_it():
     """A client replaces its history by a summary; memory's list of the calls before is a text more at each step."""
-    for length, is_shown in ((20, False), (120, True)):
+    for length, is_shown in ((20, False), (100, True)):
         chat = made_run(4, length=length)[-1]
         words = user("This session is being continued from a previous conversation: shelves were read.")
         steps = [*steps_of(chat), *steps_of([chat[0], words, *made_run(5, length=40)[-1][2:]])[1:]]

@@ -75,7 +75,7 @@ def test_a_model_whose_cached_tokens_cost_as_much_folds_at_every_step(tmp_path):
 
 def test_a_provider_that_caches_lets_a_fold_stand(tmp_path):
     with served(Cached(), tmp_path) as (_, p):
-        done = [step(p, [*START, *rounds(n, size=6_000)]) for n in range(2, 50)]
+        done = [step(p, [*START, *rounds(n, size=6_000)]) for n in range(2, 40)]
         assert cache_of(p).read == 0.1
     assert done[-1].memory == "rebuilt"
     assert 1 <= sum(changes(done)) <= 6

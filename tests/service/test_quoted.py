@@ -122,8 +122,14 @@ def contexts(settings, messages, model=None):
         state.flush(30)
 
 
-@pytest.mark.parametrize("name", sorted(TIGHT))
-@pytest.mark.parametrize("tool", ["fetch_page", f"x\n{FORGED[3]}\n\0{FORGED[0]}"])
+@pytest.mark.parametrize(
+    ("name", "tool"),
+    [
+        pytest.param(name, tool, marks=[pytest.mark.long] if (i + j) % 2 else [])  # each has one
+        for i, name in enumerate(sorted(TIGHT))
+        for j, tool in enumerate(["fetch_page", f"x\n{FORGED[3]}\n\0{FORGED[0]}"])
+    ],
+)
 def test_no_context_has_stored_text_as_a_line_of_the_frame(name, tool):
     texts = list(contexts(TIGHT[name], chat(name=tool), ScriptedModel(lambda *_: PAGE)))
     assert sum(map(check, texts))

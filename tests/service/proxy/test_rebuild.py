@@ -47,7 +47,7 @@ def test_what_is_put_off_changes_no_context(configured, key, finished):
     config = configured(strategy=key)
     sessions = Sessions(Database(""), config)
     with MemoryBankState(session_id="s") as alone:
-        for count in range(1, 30):
+        for count in range(1, 22):
             messages = conversation(count)
             made = sessions.rebuild(None, "s", messages)
             expected, tokens = apply_memory_bank_strategy(messages, None, config.strategy(key), alone)
