@@ -93,10 +93,10 @@ def _check_objects(source: Path) -> None:
             objects = c.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     except sqlite3.Error:  # opening it says what is wrong
         return
-    known, own = {*metadata.tables, "models", "sqlite_sequence"}, {*triggers("sqlite")}
+    tables, ours = {*metadata.tables, "models", "sqlite_sequence"}, {*triggers("sqlite")}
     for kind, name, sql in objects:
-        is_own = name in known and "VIRTUAL" not in str(sql).upper()[:20]
-        if kind == "view" or (kind == "trigger" and sql not in own) or (kind == "table" and not is_own):
+        is_own = name in tables and "VIRTUAL" not in str(sql).upper()[:20]
+        if kind == "view" or (kind == "trigger" and sql not in ours) or (kind == "table" and not is_own):
             raise StorageError(
                 f"{source} has the {kind} {name[:80]!r}, which no bank has: nothing was changed, restore another one."
             )

@@ -120,13 +120,13 @@ def database_url(where: str | Path) -> sa.URL:
         raise DatabaseOpenError(f"the database URL cannot be read: {_USE}") from None
 
 
-def as_database(given: Database | str | Path | None) -> Database:
+def as_database(value: Database | str | Path | None) -> Database:
     """A Database as it is, that of a file name or URL, or one in memory; raises ConfigError for anything else."""
-    if isinstance(given, Database):
-        return given
-    if given is None or isinstance(given, (str, Path)):
-        return Database(given or "")
-    kind = type(given).__name__
+    if isinstance(value, Database):
+        return value
+    if value is None or isinstance(value, (str, Path)):
+        return Database(value or "")
+    kind = type(value).__name__
     raise ConfigError(
         f"a value of type {kind} was given as a database: pass a file name, a URL or a Database."
     )
@@ -505,31 +505,31 @@ class Database:
 
     def open_session(self, session_id: str, project: str | None = None, namespace: str | None = ANY) -> None:
         """Create a session if it is missing. Raises ConfigError for a bad name, or a session of another project."""
-        for what, name in (("a session_id", session_id), ("a project", project)):
-            if not is_session_id(name) and not (what == "a project" and name is None):
+        for kind, name in (("a session_id", session_id), ("a project", project)):
+            if not is_session_id(name) and not (kind == "a project" and name is None):
                 raise ConfigError(
-                    f"{what} must be a text of 1 to 255 characters without NUL and lone surrogates."
+                    f"{kind} must be a text of 1 to 255 characters without NUL and lone surrogates."
                 )
         mine = {"session": session_id}
         with self.read() as c:
-            known = c.execute(_OWNERS, mine).first()
-        if known is None or (project is not None and known[0] is None) or known[2] is not None:
+            owner = c.execute(_OWNERS, mine).first()
+        if owner is None or (project is not None and owner[0] is None) or owner[2] is not None:
             with self.write() as c:
                 new = {"session_id": session_id, "created": time.time(), "generation": 0}
                 new |= {"project": project, "namespace": None if namespace is ANY else namespace}
                 self.insert_new(c, sessions, [new])
-                known = c.execute(_OWNERS, mine).one()
-                if namespace in (ANY, known[1]):
+                owner = c.execute(_OWNERS, mine).one()
+                if namespace in (ANY, owner[1]):
                     self.change(c, REVIVE, mine)
                     if project is not None:
                         c.execute(_JOINS.values(project=project), mine)
-                        known = c.execute(_OWNERS, mine).one()
-        if namespace not in (ANY, known[1]):
+                        owner = c.execute(_OWNERS, mine).one()
+        if namespace not in (ANY, owner[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
-        if project is not None and known[0] != project:
+        if project is not None and owner[0] != project:
             session = session_id.rpartition(NAMESPACE_END)[2]
             raise ConfigError(
-                f"the session {session!r} belongs to the project {known[0]!r}, not to {project!r}: "
+                f"the session {session!r} belongs to the project {owner[0]!r}, not to {project!r}: "
                 "open it with its own project, or give this project another session_id."
             )
 
@@ -542,8 +542,8 @@ class Database:
         """Store a session's ``project`` and ``client`` where none is stored yet."""
         mine = {"session": session_id}
         with self.read() as c:
-            known = c.execute(sa.select(_s.project, _s.client).where(of_session(sessions)), mine).one()
-        if (project and known[0] is None) or (client and known[1] is None):
+            origin = c.execute(sa.select(_s.project, _s.client).where(of_session(sessions)), mine).one()
+        if (project and origin[0] is None) or (client and origin[1] is None):
             with self.write() as c:
                 c.execute(SET_SESSION.where(_s.client.is_(None)).values(client=client or None), mine)
                 if project:
@@ -596,10 +596,10 @@ class Database:
         with self.write() as c:
             self.lock_session(c, session_id)
             session = {"session": session_id}
-            found = c.execute(sa.select(_s.summaries).where(of_session(sessions)), session).scalar()
-            kept = {**dict([*json.loads(found or "{}").items()][-7:]), digest: text}
+            stored = c.execute(sa.select(_s.summaries).where(of_session(sessions)), session).scalar()
+            texts = {**dict([*json.loads(stored or "{}").items()][-7:]), digest: text}
             where = SET_SESSION.where(_s.generation == (generation or 0))
-            c.execute(where.values(summaries=json.dumps(kept)), session)
+            c.execute(where.values(summaries=json.dumps(texts)), session)
         return digest
 
     def get_summary(self, namespace: str | None, session_id: str, digest: str) -> str | None:
@@ -610,12 +610,12 @@ class Database:
 
     def secret(self) -> bytes:
         """32 random bytes that only this bank has, made at the first call."""
-        known = sa.select(bank.c.value).where(bank.c.key == "secret")
-        if (found := self.value(known)) is None:
+        query = sa.select(bank.c.value).where(bank.c.key == "secret")
+        if (secret := self.value(query)) is None:
             with self.write() as c:
                 self.insert_new(c, bank, [{"key": "secret", "value": secrets.token_hex(32)}])
-            found = self.value(known)
-        return bytes.fromhex(found or "")
+            secret = self.value(query)
+        return bytes.fromhex(secret or "")
 
     def counter(self, encoding: str) -> str | None:
         """The name of the counter by which the bank's folds are decided, for an encoding; None before the first."""
@@ -635,11 +635,11 @@ class Database:
         """The numbers of stored rows of a session, and its ledger."""
         with self.read() as c:
             [row] = self.fetch(c, _EXTENT, session=session_id)
-            generation, count, made, waiting, fold, folded, asked, *ledger = row
+            generation, count, insights, waiting, fold, folded, asked, *ledger = row
             idle = 0.0 if asked is None else max(0.0, self.now(c) - asked)
         last_fold = LastFold(fold or 0, folded or 0.0)
         # a sum of PostgreSQL is a Decimal
-        return Extent(generation, int(count), int(made), waiting, last_fold, idle, *ledger)
+        return Extent(generation, int(count), int(insights), waiting, last_fold, idle, *ledger)
 
 
 class LastFold(NamedTuple):

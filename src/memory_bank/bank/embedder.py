@@ -22,8 +22,8 @@ _BANK = sa.select(bank.c.key, bank.c.value).where(bank.c.key.in_(_KEYS))
 
 def embedder_of(c: Connection) -> tuple[str, int] | None:
     """Name and dimension of the embedder of a bank; None before the first insight, or if it is invalid."""
-    known = dict(c.execute(_BANK).all())
-    name, dimension = known.get("embedder"), known.get("dimension") or ""
+    values = dict(c.execute(_BANK).all())
+    name, dimension = values.get("embedder"), values.get("dimension") or ""
     return (name, int(dimension)) if name and dimension.isascii() and dimension.isdecimal() else None
 
 
@@ -46,8 +46,8 @@ def check_embedder(database: Database, name: str, dimension: int | None) -> None
 
 def is_known(c: Connection, database: Database, name: str, dimension: int | None) -> bool:
     """Return whether the bank has this embedder; it may have none yet. Raises EmbedderMismatchError for another."""
-    known = dict(database.fetch(c, _BANK))
-    old_name, old_dimension = known.get("embedder"), known.get("dimension")
+    values = dict(database.fetch(c, _BANK))
+    old_name, old_dimension = values.get("embedder"), values.get("dimension")
     if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):
         return old_name is not None and dimension is not None
     if c.execute(sa.select(insights.c.seq).limit(1)).first() is None:
@@ -68,13 +68,13 @@ def mismatch(
 
 def bind(c: Connection, database: Database, name: str, dimension: int) -> None:
     """Within a write, make this embedder the bank's until the write's end. Raises EmbedderMismatchError."""
-    known = is_known(c, database, name, dimension)
-    if database.lock_bank(c, exclusive=not known):  # another process may have stored one before the lock
-        was_known, known = known, is_known(c, database, name, dimension)
-        if was_known and not known:  # the bank was emptied meanwhile
+    has_it = is_known(c, database, name, dimension)
+    if database.lock_bank(c, exclusive=not has_it):  # another process may have stored one before the lock
+        was_known, has_it = has_it, is_known(c, database, name, dimension)
+        if was_known and not has_it:  # the bank was emptied meanwhile
             database.lock_bank(c, exclusive=True)
-            known = is_known(c, database, name, dimension)
-    if not known:
+            has_it = is_known(c, database, name, dimension)
+    if not has_it:
         remember(c, (name, dimension))
 
 

@@ -229,7 +229,7 @@ def _view(tree: Tree, path: str, view_range: Any) -> str:
         title = f"Here're the files and directories up to 2 levels deep in {path}, excluding hidden items:"
         lines = [title, f"4K\t{path}"]
         below = ((p[len(place) + 1 :].split("/"), t) for p, t in tree.items() if p.startswith(f"{place}/"))
-        for names, content in sorted(below, key=lambda found: found[0]):
+        for names, content in sorted(below, key=lambda entry: entry[0]):
             if len(names) <= 2 and not any(n.startswith(".") for n in names):
                 size, end = ("4K", "/") if content is None else (_size(len(content.encode())), "")
                 lines.append(f"{size}\t{path}/{'/'.join(names)}{end}")

@@ -259,14 +259,14 @@ def stored_folds(
     database: Database, session_id: str, numbers: Collection[int | None]
 ) -> dict[int, tuple[FoldContent, FoldReasons | None]]:
     """The readable folds among these numbers, each with its reasons, or None where those are missing or damaged."""
-    found: dict[int, tuple[FoldContent, FoldReasons | None]] = {}
+    folds: dict[int, tuple[FoldContent, FoldReasons | None]] = {}
     newest = sorted({n for n in numbers if n})[-KEPT:]
     for row in database.rows(_EXPLAINED, session=session_id, numbers=newest):
         with suppress(ValueError):
-            found[row["number"]] = FoldContent.unpacked(row["body"]), None
+            folds[row["number"]] = FoldContent.unpacked(row["body"]), None
             if row["why"] is not None:
-                found[row["number"]] = found[row["number"]][0], FoldReasons.unpacked(row["why"])
-    return found
+                folds[row["number"]] = folds[row["number"]][0], FoldReasons.unpacked(row["why"])
+    return folds
 
 
 def copy_folds(source: Database, target: Database, session_id: str) -> None:

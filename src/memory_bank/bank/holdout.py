@@ -38,8 +38,8 @@ def is_control(database: Database, session_id: str, share: float = 0.0, *, store
     Every process draws the same, by the bank's secret, which no client knows. ``stores``: what is drawn stays, also
     with another share; a fork has it from its session. What began before there was a share is never drawn.
     """
-    if (known := database.value(_CONTROL, session=session_id)) is not None or not share:
-        return bool(known)
+    if (stored := database.value(_CONTROL, session=session_id)) is not None or not share:
+        return bool(stored)
     if database.value(_BEGUN, session=session_id):
         return False
     digest = hmac.digest(database.secret(), session_id.encode("utf-8", "surrogatepass"), "sha256")
@@ -136,10 +136,10 @@ def _mean(group: Sequence[SessionDollars], *, a_call: bool = False) -> tuple[flo
 def _ratio(*groups: Sequence[SessionDollars], a_call: bool) -> DollarRatio | None:
     if min(map(len, groups)) < LEAST:
         return None
-    (memory, own), (control, other), (_, full) = (_mean(group, a_call=a_call) for group in groups)
+    (memory, treated), (control, other), (_, full) = (_mean(group, a_call=a_call) for group in groups)
     if not memory or not control:
         return None
-    error = math.sqrt(max(own, other, full) * sum(1 / len(group) for group in groups[:2]))
+    error = math.sqrt(max(treated, other, full) * sum(1 / len(group) for group in groups[:2]))
     half = _t975(min(map(len, groups)) - 1) * error
     return DollarRatio(
         memory, control, memory / control, *(memory / control * math.exp(h) for h in (-half, half))
@@ -184,6 +184,6 @@ def comparison(
             paid = pair[1] if drawn[key]["control"] else pair[0]
             sums[key] = SessionDollars(old.paid + paid, old.full + pair[1], old.calls + s.reported)
     groups = ([v for k, v in sums.items() if bool(drawn[k]["control"]) is c] for c in (False, True))
-    found, left = compared(*groups), len(unknown - sums.keys())
+    result, left = compared(*groups), len(unknown - sums.keys())
     lacking = f"; the price of {left:,} more is not known" if left else ""
-    return replace(found, compared=f"{found.compared}{lacking}")
+    return replace(result, compared=f"{result.compared}{lacking}")

@@ -137,10 +137,10 @@ def session_of(database: Database, name: str, view: View) -> str | None:
             keys.append((key, equals[key]))
             equals[key] += 1
     ids = {derive_trace_id(each, *key): each for each in names for key in {*keys[:_ASKED], *keys[-_ASKED:]}}
-    found = (
+    rows_of = (
         database.rows(sa.select(_r.trace_id).where(_r.trace_id.in_(part))) for part in in_parts(list(ids))
     )
-    counts = Counter(ids[row["trace_id"]] for rows in found for row in rows)
+    counts = Counter(ids[row["trace_id"]] for rows in rows_of for row in rows)
     likely = [each for each, is_task in names.items() if counts[each] > (0 if is_task else 1)]
     return max(likely, key=lambda each: (counts[each], names[each]), default=None)
 
@@ -154,8 +154,8 @@ class Lineage:
     def known(self, digests: Collection[str]) -> list[KnownDigest]:
         """The sessions that have these digests; of up to 500 digests, the oldest session first."""
         with self.database.read() as c:
-            found = [self.database.fetch(c, _KNOWN, digests=part) for part in in_parts(list(digests))]
-        return [KnownDigest._make(row) for rows in found for row in rows]
+            parts = [self.database.fetch(c, _KNOWN, digests=part) for part in in_parts(list(digests))]
+        return [KnownDigest._make(row) for rows in parts for row in rows]
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""
@@ -227,8 +227,8 @@ class Lineage:
 
     def offer(self, session_id: str) -> Offer | None:
         """The memory tools that a session is offered. Its first request decides; None before that."""
-        found = self.database.column(_OFFER, session=session_id)
-        return next((offer for offer in Offer if offer in found), None)
+        offers = self.database.column(_OFFER, session=session_id)
+        return next((offer for offer in Offer if offer in offers), None)
 
     def keep_offer(self, session_id: str, offer: Offer, wanted: Callable[[], bool] = lambda: True) -> Offer:
         """Keep what a session gets of memory's tools; what was kept first is returned. A fork has its session's.

@@ -131,8 +131,8 @@ def _by_session(
 ) -> sa.Select[Any]:
     """Figures of all sessions, in one pass over their rows."""
     named = (value.label(name) for name, value in figures.items())
-    found = sa.select(table.c.session_id, *named).group_by(table.c.session_id)
-    return found if where is None else found.where(where)
+    query = sa.select(table.c.session_id, *named).group_by(table.c.session_id)
+    return query if where is None else query.where(where)
 
 
 def _read(c: Connection, figures: sa.Select[Any], ids: Sequence[str] | None) -> Any:
@@ -165,8 +165,8 @@ def has_session(database: Database, session_id: str) -> bool:
 def list_sessions(database: Database, *, is_short: bool = False) -> list[SessionInfo]:
     """All sessions, deleted ones included, the last written first; ``is_short``: without counts of rows that wait."""
     with database.snapshot() as c:
-        found = _details(c, _DETAILS, () if is_short else _FIGURES, every=True)
-    return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))
+        infos = _details(c, _DETAILS, () if is_short else _FIGURES, every=True)
+    return sorted(infos, key=lambda info: (-(info.last_written or 0.0), info.session_id))
 
 
 def session_details(database: Database, namespace: str | None, session_id: str) -> SessionInfo | None:
@@ -179,19 +179,19 @@ def session_details(database: Database, namespace: str | None, session_id: str) 
 def latest_used(database: Database, projects: Sequence[str]) -> str | None:
     """The id of the session with the newest record, of some projects, else of those without one; None for neither."""
     newest = sa.select(_r.session_id).join(sessions, _s.session_id == _r.session_id).order_by(_r.seq.desc())
-    found: Iterator[str | None] = (
+    latest: Iterator[str | None] = (
         database.value(newest.where(of).limit(1)) for of in (_s.project.in_(projects), _s.project.is_(None))
     )
-    return next(filter(None, found), None)
+    return next(filter(None, latest), None)
 
 
 def newest_searchable(database: Database, namespace: str | None, project: str | None = None) -> str | None:
     """The id of the newest session with records of a namespace, or of a project in it; None without one."""
     has_records = sa.exists().where(_r.session_id == _s.session_id)
-    found = sa.select(_s.session_id).where(of_namespace(namespace), has_records)
+    query = sa.select(_s.session_id).where(of_namespace(namespace), has_records)
     if project is not None:
-        found = found.where(_s.project == project)
-    return database.value(found.order_by(_s.created.desc(), _s.session_id.desc()).limit(1))
+        query = query.where(_s.project == project)
+    return database.value(query.order_by(_s.created.desc(), _s.session_id.desc()).limit(1))
 
 
 def newest_of_namespaces(database: Database) -> list[str]:
@@ -215,7 +215,7 @@ def list_page(
     it. ``text``: only sessions whose id (without ``prefix``), title or task contains it, ignoring case.
     ``ranked``: only these sessions, in this order.
     """
-    wanted, found = text.casefold(), dict[str, str]()  # session_id to the beginning of its task
+    wanted, tasks = text.casefold(), dict[str, str]()  # session_id to the beginning of its task
     heads = sa.select(_s.session_id, first_bytes(_s.task, 4_000).label("task"), _s.title)
     first = None if wanted or after is not None else limit + 1
     ids = session_ids(database, namespace, first) if ranked is None else ranked
@@ -231,14 +231,14 @@ def list_page(
                 task = bytes(row.task or b"").decode("utf-8", "ignore")
                 texts = row.session_id.removeprefix(prefix), task, row.title or ""
                 if any(wanted in t.casefold() for t in texts):
-                    found[row.session_id] = task
-            if len(found) > limit:
+                    tasks[row.session_id] = task
+            if len(tasks) > limit:
                 break
-        ids = list(found)[:limit]
+        ids = list(tasks)[:limit]
         columns = (column for column in _BASE.selected_columns if column.name != "task")  # which may be long
         page = sa.select(*columns).where(_s.session_id.in_(ids))
-        of_id = {i.session_id: replace(i, task=found[i.session_id]) for i in _details(c, page, [_WAIT])}
-    return [of_id[session_id] for session_id in ids], len(found) > limit
+        of_id = {i.session_id: replace(i, task=tasks[i.session_id]) for i in _details(c, page, [_WAIT])}
+    return [of_id[session_id] for session_id in ids], len(tasks) > limit
 
 
 def session_ids(database: Database, namespace: str | None, first: int | None = None) -> list[str]:
@@ -251,8 +251,8 @@ def session_ids(database: Database, namespace: str | None, first: int | None = N
 def origins(database: Database, namespace: str | None) -> dict[str, tuple[str | None, str | None]]:
     """The project and the client of each session of a namespace."""
     columns = _s.session_id, _s.project, _s.client
-    found = sa.select(*columns).where(of_namespace(namespace), _s.deleted.is_(None))
-    return {row["session_id"]: (row["project"], row["client"]) for row in database.rows(found)}
+    query = sa.select(*columns).where(of_namespace(namespace), _s.deleted.is_(None))
+    return {row["session_id"]: (row["project"], row["client"]) for row in database.rows(query)}
 
 
 def namespace_totals(database: Database, namespace: str | None) -> NamespaceTotals:
@@ -280,8 +280,8 @@ def _details(
             for row in _read(c, figure, part).mappings():
                 each.get(row["session_id"], {}).update(row)
         for session_id, facts, summaries, *tokens in _read(c, _KEPT_EACH, part):
-            kept = {"records": int(facts), "insights": int(summaries), "tokens": Tokens(*map(int, tokens))}
-            each.get(session_id, {}).update(kept)
+            sums = {"records": int(facts), "insights": int(summaries), "tokens": Tokens(*map(int, tokens))}
+            each.get(session_id, {}).update(sums)
         for session_id, count in _unobserved(c, part).items() if figures is _FIGURES else ():
             each.get(session_id, {})["unobserved"] = count
     return [SessionInfo(**{**row, "calls": int(row.get("calls", 0))}) for row in each.values()]
@@ -297,10 +297,10 @@ def _unobserved(c: Connection, session_ids: Sequence[str] | None) -> Counter[str
         .where(_i.seq.is_(None), HAS_CONTENT)
         .subquery()
     )
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row in c.execute(sa.select(*bare.c, sa.func.count().label("n")).group_by(*bare.c)):
-        found[row.session_id] += 0 if row.may_be_answer and is_memory_tool(row.tool_name) else row.n
-    return found
+        counts[row.session_id] += 0 if row.may_be_answer and is_memory_tool(row.tool_name) else row.n
+    return counts
 
 
 _BARE = (
@@ -409,8 +409,8 @@ def list_outlines(
 
 def outlines(database: Database, session_id: str, trace_ids: Sequence[str]) -> list[Outline]:
     """The records with these ids, in their order; missing ones are skipped."""
-    found = stored_rows(database, _BY_IDS, session_id, trace_ids)
-    return [_outline_of(database, found[t]) for t in dict.fromkeys(trace_ids) if t in found]
+    rows = stored_rows(database, _BY_IDS, session_id, trace_ids)
+    return [_outline_of(database, rows[t]) for t in dict.fromkeys(trace_ids) if t in rows]
 
 
 def stored_rows(
@@ -436,8 +436,8 @@ def _outline_of(database: Database, row: RowMapping) -> Outline:
 def find_record(database: Database, trace_id: str) -> tuple[str, InteractionRecord, Insight | None] | None:
     """``(session_id, record, insight)`` of a trace_id in any session; None if there is none."""
     columns = sa.select(*_r, _i.summary, _i.source, _i.redo).select_from(_with_insight)
-    found = columns.where(_r.trace_id == trace_id).order_by(_r.seq).limit(1)
-    for row in database.rows(found) if is_trace_id(trace_id) else ():
+    query = columns.where(_r.trace_id == trace_id).order_by(_r.seq).limit(1)
+    for row in database.rows(query) if is_trace_id(trace_id) else ():
         return row["session_id"], from_row(row), insight_of(row)
     return None
 
@@ -448,15 +448,15 @@ def records_named(database: Database, session_id: str, name: str, limit: int = 2
     Returns the record with the trace_id ``name``; else up to ``limit`` records, newest first, whose trace_ids begin
     with ``name`` (at least six characters, in any case); else the record of that number (``12`` or ``#12``).
     """
-    found = outlines(database, session_id, [name])
-    if not found and len(name) >= PREFIX and is_trace_id(name):
+    matches = outlines(database, session_id, [name])
+    if not matches and len(name) >= PREFIX and is_trace_id(name):
         fits = sa.func.lower(_r.trace_id).like(like_prefix(name.lower()), escape="/")
         query = sa.select(_r.trace_id).where(of_session(records), fits).order_by(_r.seq.desc()).limit(limit)
-        found = outlines(database, session_id, database.column(query, session=session_id))
+        matches = outlines(database, session_id, database.column(query, session=session_id))
     number = re.fullmatch(r"#?([0-9]{1,9})", name)
-    if not found and number and int(number[1]):
-        found = list_outlines(database, session_id, 1, int(number[1]) - 1)
-    return found
+    if not matches and number and int(number[1]):
+        matches = list_outlines(database, session_id, 1, int(number[1]) - 1)
+    return matches
 
 
 def pieces(database: Database, outline: Outline, text: Text) -> Iterator[bytes]:

@@ -95,9 +95,9 @@ def purge(
         with database.read() if dry_run else database.erase() as c:
             if not dry_run:
                 database.lock_session(c, name)
-            found = _purge(c, name, before, dry_run)
-        if found is not None:
-            yield found
+            counts = _purge(c, name, before, dry_run)
+        if counts is not None:
+            yield counts
     if not dry_run:
         database.shrink()
 
@@ -321,8 +321,8 @@ class _Verification:
         for name, count in sorted(names.items()):
             yield Defect("words", f"{count:,} of its insights have no words", _name(name), mended=self.repair)
         if left or damaged:
-            what = f"{len(left):,} words of no insight, {len(damaged):,} damaged blocks"
-            yield Defect("words", what, mended=self.repair)
+            defects = f"{len(left):,} words of no insight, {len(damaged):,} damaged blocks"
+            yield Defect("words", defects, mended=self.repair)
 
     def folds(self) -> Iterator[Defect]:
         """Every fold can be read; a later step makes another in the place of one that is deleted."""
@@ -343,8 +343,8 @@ class _Verification:
                 change = sa.delete(folds) if part is f.body else sa.update(folds).values(why=None)
                 with self.database.write() as c:
                     c.execute(change.where(at))
-            what = "it" if part is f.body else "why it shows what it does"
-            yield Defect("fold", f"fold {number}: {what} cannot be read", _name(name), mended=self.repair)
+            noun = "it" if part is f.body else "why it shows what it does"
+            yield Defect("fold", f"fold {number}: {noun} cannot be read", _name(name), mended=self.repair)
 
     def sums(self) -> Iterator[Defect]:
         """The kept sums of a session are those of its rows."""
@@ -388,9 +388,9 @@ class _Verification:
         done, last = 0, -(2**62)
         while True:
             with self.database.read() as c:
-                found = c.execute(query.where(table.c.seq > last).order_by(table.c.seq).limit(_BATCH))
+                page = c.execute(query.where(table.c.seq > last).order_by(table.c.seq).limit(_BATCH))
                 rows = [
-                    dict(zip(names, row, strict=True)) for names in [[*found.keys()]] for row in found.all()
+                    dict(zip(names, row, strict=True)) for names in [[*page.keys()]] for row in page.all()
                 ]
             yield from rows
             done += len(rows)

@@ -125,10 +125,10 @@ class Postgres(Database):
             ) from e
 
         @event.listens_for(engine, "do_connect")
-        def _connect(_dialect: object, _record: object, given: list[Any], named: dict[str, Any]) -> object:
+        def _connect(_dialect: object, _record: object, args: list[Any], named: dict[str, Any]) -> object:
             if self._line.is_silent:  # of those that waited for a connection each would wait again
                 raise engine.dialect.loaded_dbapi.OperationalError("it does not answer")
-            return connection_class.connect(*given, **named)
+            return connection_class.connect(*args, **named)
 
         @event.listens_for(engine, "connect")
         def _configure(connection: psycopg.Connection, record: ConnectionPoolEntry) -> None:
@@ -181,21 +181,21 @@ class Postgres(Database):
         try:
             c.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS vector")
         except DBAPIError as e:
-            what = first_line(e)
+            message = first_line(e)
             if _lost(e):
                 raise
-            if "permission denied" in what:
+            if "permission denied" in message:
                 raise DatabaseOpenError(
                     f"{self.name} lacks the extension vector, and the URL's user may not create it: let an "
                     "administrator run  CREATE EXTENSION vector  in that database."
                 ) from e
             raise DatabaseOpenError(
-                f"{self.name} cannot have the extension vector ({what}): install pgvector on the server."
+                f"{self.name} cannot have the extension vector ({message}): install pgvector on the server."
             ) from e
         return VERSION
 
     def tables(self, c: Connection) -> set[str]:
-        encoding, schema, found, place = c.exec_driver_sql(_PLACES).one()
+        encoding, schema, has_vector, place = c.exec_driver_sql(_PLACES).one()
         if encoding != "UTF8":
             raise DatabaseOpenError(
                 f"{self.name} has the encoding {encoding}: name a database made with  ENCODING 'UTF8' ."
@@ -205,7 +205,7 @@ class Postgres(Database):
                 f"{self.name} has no schema that the URL's user may use: create the one that its search_path "
                 "names, and grant USAGE and CREATE on it."
             )
-        if place is not None and not found:
+        if place is not None and not has_vector:
             raise DatabaseOpenError(
                 f"{self.name} has the extension vector in the schema {place}: add that to its search_path."
             )
@@ -249,20 +249,20 @@ class Postgres(Database):
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         part = sa.func.substr(sa.type_coerce(column, sa.LargeBinary), start + 1, size, type_=sa.LargeBinary)
         with self.read() as c:
-            found = c.execute(sa.select(part).where(column.table.c.seq == seq)).scalar()
-            if found is None:
+            value = c.execute(sa.select(part).where(column.table.c.seq == seq)).scalar()
+            if value is None:
                 raise sa.exc.InvalidRequestError("the row is no longer there")
-        return bytes(found)
+        return bytes(value)
 
     def say(self, error: BaseException, opening: bool = False) -> str:
         if isinstance(error, sa.exc.TimeoutError):
             return f"all {self._size} connections of this process are in use"
         # without the preamble of libpq
-        what = re.sub(r"^connection failed: (?=connection )|(?<=failed: )FATAL:\s+", "", first_line(error))
+        message = re.sub(r"^connection failed: (?=connection )|(?<=failed: )FATAL:\s+", "", first_line(error))
         if not opening:
-            return f"the server went away or cannot be reached ({what})" if _lost(error) else what
-        advice = (todo for pattern, todo in _ADVICE if re.search(pattern, what, re.IGNORECASE))
-        return f"{what}: {next(advice, 'check the URL, and that the server runs')}"
+            return f"the server went away or cannot be reached ({message})" if _lost(error) else message
+        advice = (todo for pattern, todo in _ADVICE if re.search(pattern, message, re.IGNORECASE))
+        return f"{message}: {next(advice, 'check the URL, and that the server runs')}"
 
 
 class _Line:
@@ -311,9 +311,9 @@ class _Line:
 
 def _ask(engine: Engine, url: sa.URL, options: Mapping[str, Any]) -> bool:
     """Return whether the server lets in, or refuses by an answer of its own, a connection within two seconds."""
-    given, named = engine.dialect.create_connect_args(url)
+    args, named = engine.dialect.create_connect_args(url)
     try:
-        engine.dialect.connect(*given, **{**named, **options, "connect_timeout": 2}).close()
+        engine.dialect.connect(*args, **{**named, **options, "connect_timeout": 2}).close()
     except Exception as e:
         return "FATAL" in str(e)
     return True
@@ -346,10 +346,10 @@ def _watched(line: _Line) -> type[psycopg.Connection]:
     return Watched
 
 
-def _whole(given: object, name: str, least: int) -> int:
-    if not str(given).isascii() or not str(given).isdigit() or not least <= int(str(given)) <= 1_000:
-        raise DatabaseOpenError(f"{name} in the database URL is {str(given)[:40]!r}: give {least} to 1000.")
-    return int(str(given))
+def _whole(value: object, name: str, least: int) -> int:
+    if not str(value).isascii() or not str(value).isdigit() or not least <= int(str(value)) <= 1_000:
+        raise DatabaseOpenError(f"{name} in the database URL is {str(value)[:40]!r}: give {least} to 1000.")
+    return int(str(value))
 
 
 def _test(connection: psycopg.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:

@@ -50,25 +50,25 @@ def to_row(record: InteractionRecord, session_id: str) -> dict[str, Any]:
     """The row of a record. Raises RecordError for values that neither JSON nor the database can hold."""
     if not isinstance(record, InteractionRecord):
         raise RecordError(f"a {type(record).__name__} is not a record: use InteractionRecord.create.")
-    what = f"of tool {str(record.tool_name)[:80]!r}"
-    _check_id(record.trace_id, f"the record {what}")
+    subject = f"of tool {str(record.tool_name)[:80]!r}"
+    _check_id(record.trace_id, f"the record {subject}")
     step, input_text, output_text = record.step_id, record.input_text, record.output_text
     if not _fits(records.c.step_id.type)(step):
-        raise RecordError(f"the step_id {what} must be a whole number of at most {_MAX_STEP:,}.")
+        raise RecordError(f"the step_id {subject} must be a whole number of at most {_MAX_STEP:,}.")
     if not is_time(record.timestamp):
-        raise RecordError(f"the timestamp {what} must be Unix seconds, at most {_MAX_TIME:,}.")
+        raise RecordError(f"the timestamp {subject} must be Unix seconds, at most {_MAX_TIME:,}.")
     for field in ("tool_name", "call_id", "input_text", "output_text"):
         if field == "tool_name" or getattr(record, field) is not None:
-            _check_text(getattr(record, field), f"the {field} {what}")
+            _check_text(getattr(record, field), f"the {field} {subject}")
     return {
         "session_id": session_id,
         "trace_id": record.trace_id,
         "step_id": step,
         "call_id": record.call_id,
         "tool_name": record.tool_name,
-        "input": _dump(record.raw_input, f"raw_input {what}") if input_text is None else input_text,
+        "input": _dump(record.raw_input, f"raw_input {subject}") if input_text is None else input_text,
         "input_verbatim": input_text is not None,
-        "output": _dump(record.raw_output, f"raw_output {what}") if output_text is None else output_text,
+        "output": _dump(record.raw_output, f"raw_output {subject}") if output_text is None else output_text,
         "output_verbatim": output_text is not None,
         "timestamp": float(record.timestamp),
     }
@@ -113,12 +113,12 @@ def latest_insights(batch: Iterable[Insight]) -> list[Insight]:
         if not isinstance(insight, Insight):
             raise RecordError(f"a {type(insight).__name__} is not an Insight.")
         _check_id(insight.trace_id, "an insight")
-        what = f"of the insight {insight.trace_id}"
-        _check_text(insight.summary, f"the summary {what}")
+        subject = f"of the insight {insight.trace_id}"
+        _check_text(insight.summary, f"the summary {subject}")
         if insight.redo is not None:
-            _check_text(insight.redo, f"the mark {what}")
+            _check_text(insight.redo, f"the redo {subject}")
         if not is_name(insight.source, _MAX_SOURCE):
-            raise RecordError(f"the source {what} must be a text of 1 to {_MAX_SOURCE} plain characters.")
+            raise RecordError(f"the source {subject} must be a text of 1 to {_MAX_SOURCE} plain characters.")
         latest.pop(insight.trace_id, None)
         latest[insight.trace_id] = insight
     return list(latest.values())
@@ -146,21 +146,21 @@ def is_name(value: object, at_most: int) -> bool:
     return "\0" not in value and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
 
 
-def _check_id(trace_id: object, what: str) -> None:
+def _check_id(trace_id: object, subject: str) -> None:
     if not is_trace_id(trace_id):
         raise RecordError(
-            f"{what} needs a trace_id of 1 to {_MAX_ID} characters without NUL and lone surrogates."
+            f"{subject} needs a trace_id of 1 to {_MAX_ID} characters without NUL and lone surrogates."
         )
 
 
-def _check_text(value: object, what: str) -> None:
+def _check_text(value: object, subject: str) -> None:
     if not isinstance(value, str):
-        raise RecordError(f"{what} must be text, not a {type(value).__name__}.")
+        raise RecordError(f"{subject} must be text, not a {type(value).__name__}.")
 
 
-def _dump(value: Any, what: str) -> str:
+def _dump(value: Any, subject: str) -> str:
     try:
-        text = dump_value(value, what)
+        text = dump_value(value, subject)
         if "\\ud" in text:  # json.loads joins two adjacent escaped surrogates to one character
             text = json.dumps(value, ensure_ascii=False)
     except RecordError:
@@ -168,7 +168,7 @@ def _dump(value: Any, what: str) -> str:
     except RecursionError:
         return text  # too deep for the C encoder of the second call: keep the escaped text
     except ValueError:  # an integer beyond Python's conversion limit
-        raise RecordError(f"{what} holds a number too long to be written: pass it as text.") from None
+        raise RecordError(f"{subject} holds a number too long to be written: pass it as text.") from None
     return text
 
 
@@ -276,9 +276,9 @@ def rederived(rows: Iterable[Row], session_id: str, other: str) -> Iterator[tupl
         trace_id = row["trace_id"]
         if is_derived(trace_id):
             likely = max((next_[key] for key in _content_keys(row)), default=0)
-            found = derivation(row, session_id, likely)
-            if found is not None:
-                key, ordinal = found
+            derived = derivation(row, session_id, likely)
+            if derived is not None:
+                key, ordinal = derived
                 next_[key] = ordinal + 1
                 yield trace_id, derive_trace_id(other, key, ordinal)
                 continue

@@ -369,11 +369,11 @@ def _compact(c: Connection) -> None:
     ]
     raw, seq = sa.table(insights.name, *stored), insights.c.seq
     owner = sa.func.coalesce(sessions.c.namespace, "").label("namespace")
-    found = sa.select(raw, owner).outerjoin(sessions, sessions.c.session_id == raw.c.session_id)
-    found = found.where(raw.c.seq > sa.bindparam("after")).order_by(raw.c.seq).limit(1_000)
+    query = sa.select(raw, owner).outerjoin(sessions, sessions.c.session_id == raw.c.session_id)
+    query = query.where(raw.c.seq > sa.bindparam("after")).order_by(raw.c.seq).limit(1_000)
     last, done, told = -(2**62), 0, time.monotonic()
     total = c.execute(count_of(insights)).scalar_one()
-    while rows := [dict(row) for row in c.execute(found, {"after": last}).mappings()]:
+    while rows := [dict(row) for row in c.execute(query, {"after": last}).mappings()]:
         last = rows[-1]["seq"]
         c.execute(sa.delete(insights).where(seq.between(rows[0]["seq"], last)))
         c.execute(sa.insert(words), [{c.name: row[c.name] for c in words.c} for row in rows])
@@ -403,14 +403,14 @@ _KEY = "session_id, model, untold, is_billed"
 def _add(dialect: str, table: str, where: str, sign: int = 1, rows: str = "") -> str:
     """The statement that adds rows of a table, or ``rows`` like them, to ``sums``, or with -1 takes them away."""
     none, newer = "''::bytea" if dialect == "postgresql" else "x''", "sums.last > excluded.last"
-    key, given, last = f"session_id, {none}, {none}, false", {table: "count(*)"}, "NULL"
+    key, sums, last = f"session_id, {none}, {none}, false", {table: "count(*)"}, "NULL"
     if table == "steps":
         key = f"session_id, coalesce(model, {none}), coalesce(untold, {none}), billed IS NOT NULL"
-        given, last = _SUMMED, "max(created)"
-    values = ", ".join(f"{sign} * {value}" for value in given.values())
-    added = ", ".join(f"{name} = sums.{name} + excluded.{name}" for name in given)
+        sums, last = _SUMMED, "max(created)"
+    values = ", ".join(f"{sign} * {value}" for value in sums.values())
+    added = ", ".join(f"{name} = sums.{name} + excluded.{name}" for name in sums)
     return (
-        f"INSERT INTO sums ({_KEY}, {', '.join(given)}, last) SELECT {key}, {values}, {last} FROM {rows or table}"
+        f"INSERT INTO sums ({_KEY}, {', '.join(sums)}, last) SELECT {key}, {values}, {last} FROM {rows or table}"
         f" WHERE {where} GROUP BY 1, 2, 3, 4 ON CONFLICT ({_KEY}) DO UPDATE SET {added},"
         f" last = CASE WHEN {newer} OR excluded.last IS NULL THEN sums.last ELSE excluded.last END"
     )
@@ -432,10 +432,10 @@ def triggers(dialect: str) -> Iterator[str]:
             name = f"sums_{table}_{moment}_{event.split()[0]}".lower()
             if dialect == "postgresql":
                 add = _add(dialect, table, "true", sign, "changed")
-                made = (
+                create = (
                     f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT"
                 )
-                yield f"{made} AS $$BEGIN {add}; RETURN NULL; END$$"
+                yield f"{create} AS $$BEGIN {add}; RETURN NULL; END$$"
                 yield (
                     f"CREATE TRIGGER {name} AFTER {event.split()[0]} ON {table} REFERENCING {row} TABLE AS changed"
                     f" FOR EACH STATEMENT EXECUTE FUNCTION {name}()"

@@ -156,8 +156,8 @@ class InsightSearch:
                     c, self.database.kept_words, namespace_of(c, own), terms, self._sessions, own
                 )
             except DAMAGED as e:
-                what = "its index of words is damaged: run  memory-bank bank verify --repair"
-                raise StorageError(f"{self.database.name}: {what} --db {self.database.name}") from e
+                reason = "its index of words is damaged: run  memory-bank bank verify --repair"
+                raise StorageError(f"{self.database.name}: {reason} --db {self.database.name}") from e
             if not len(index.seqs):
                 return []
             is_known(c, self.database, self.embedder_name, None)
@@ -224,8 +224,8 @@ class InsightSearch:
             check_embedder(self.database, self.embedder_name, vector.shape[1])
             values = {"session": self.session_id, "vector": vector.astype("<f4").tobytes(), "count": count}
             with self.database.read() as c:
-                found = c.execute(self._nearest_rows, values).all()
-            seqs, distances = (np.array([row[i] for row in found]) for i in (0, 1))
+                nearest = c.execute(self._nearest_rows, values).all()
+            seqs, distances = (np.array([row[i] for row in nearest]) for i in (0, 1))
             return seqs, -distances
         with self._lock:
             self._update()
@@ -256,7 +256,7 @@ class InsightSearch:
                 return
 
 
-def _compare_words(index: Indexed, query: Hashes, own: str) -> tuple[Vectors, Vectors, float]:
+def _compare_words(index: Indexed, query: Hashes, session_id: str) -> tuple[Vectors, Vectors, float]:
     """BM25 of each row; what they are ranked by, with neighbours and age; the most that a row can have."""
     words, most = bm25(query, index.postings, index.heads["length"].astype(np.float64))
     order = np.lexsort((index.place, index.session))
@@ -266,7 +266,7 @@ def _compare_words(index: Indexed, query: Hashes, own: str) -> tuple[Vectors, Ve
         shares = NEIGHBOUR**far * (session[far:] == session[:-far])
         near[order[far:]] += shares * in_order[:-far]
         near[order[:-far]] += shares * in_order[far:]
-    mine = order[session == (index.names.index(own) if own in index.names else -1)]
+    mine = order[session == (index.names.index(session_id) if session_id in index.names else -1)]
     near[mine] *= 1 + RECENT * OLDER ** np.arange(len(mine))[::-1]
     around = 2 * sum(NEIGHBOUR**far for far in range(1, REACH + 1))
     return words, near, max(most, 1e-9) * (1 + around) * (1 + RECENT)
@@ -277,7 +277,7 @@ def _superseded(index: Indexed, rows: Sequence[int], apart: bool) -> dict[int, i
 
     ``apart``: only in the same session, as where the sessions are not of one project.
     """
-    calls, outputs, found = index.heads["call"], index.heads["output"], dict[int, int]()
+    calls, outputs, newer = index.heads["call"], index.heads["output"], dict[int, int]()
     wanted = np.flatnonzero(np.isin(calls, calls[np.array(rows, np.intp)]) & (calls != 0))
     latest: dict[tuple[int, int], int] = {}
     for row in wanted[np.argsort(index.place[wanted], kind="stable")].tolist():
@@ -285,8 +285,8 @@ def _superseded(index: Indexed, rows: Sequence[int], apart: bool) -> dict[int, i
     for row in rows:
         last = latest.get((apart and int(index.session[row]), int(calls[row])), row)
         if outputs[last] != outputs[row]:
-            found[row] = last
-    return found
+            newer[row] = last
+    return newer
 
 
 class FlatIndex:
@@ -299,10 +299,10 @@ class FlatIndex:
 
     def add(self, vectors: Vectors) -> None:
         """Add rows, float32 of shape (n, d)."""
-        known, self.ntotal = self.ntotal, self.ntotal + len(vectors)
+        size, self.ntotal = self.ntotal, self.ntotal + len(vectors)
         if self.ntotal > len(self._space):  # doubled, so that rows are rarely copied
-            self._space = np.concatenate((self._space[:known], np.empty((self.ntotal, self.d), np.float32)))
-        self._space[known : self.ntotal] = vectors
+            self._space = np.concatenate((self._space[:size], np.empty((self.ntotal, self.d), np.float32)))
+        self._space[size : self.ntotal] = vectors
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Vectors]:
         """The inner products with the best ``k`` rows for each query, and the numbers of these rows: (n, k) each."""
@@ -330,19 +330,19 @@ def open_search(
         return InsightSearch(database, session_id, embedder_name, scope, compares)
     namespace = database.value(sa.select(sessions.c.namespace).where(sessions.c.session_id == session_id))
     with _sharing:
-        known = database.searches
-        if (namespace, embedder_name) not in known:
-            made = InsightSearch(database, session_id, embedder_name, "all", compares)
-            known[namespace, embedder_name] = made
-        return cast(InsightSearch, known[namespace, embedder_name])
+        searches = database.searches
+        if (namespace, embedder_name) not in searches:
+            search = InsightSearch(database, session_id, embedder_name, "all", compares)
+            searches[namespace, embedder_name] = search
+        return cast(InsightSearch, searches[namespace, embedder_name])
 
 
 def _nearest_rows(scope: Scope) -> sa.Select[Any]:
     """The ``count`` insights nearest to ``vector`` by pgvector: ``seq`` and the negative inner product."""
     asked = sa.bindparam("vector", type_=Embedding)
     distance = _t.embedding.op("<#>", return_type=sa.Float)(asked).label("distance")
-    found = sa.select(_t.seq, distance).where(within(_t.session_id, scope))
-    return found.order_by(sa.text("distance"), _t.seq.desc()).limit(sa.bindparam("count", type_=sa.Integer))
+    query = sa.select(_t.seq, distance).where(within(_t.session_id, scope))
+    return query.order_by(sa.text("distance"), _t.seq.desc()).limit(sa.bindparam("count", type_=sa.Integer))
 
 
 def _new_vectors(scope: Scope) -> sa.Select[Any]:

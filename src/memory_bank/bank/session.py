@@ -121,11 +121,11 @@ class Session(Closing):
         rest = range(1, shorter - begin + 1)
         end = next((i - 1 for i in rest if not is_same(context[-i], written[-i])), shorter - begin)
         parts = context[begin : len(context) - end], written[begin : len(written) - end]
-        known, key = self.cache("recounted"), digest_of((self.counter.name, parts))
-        if key not in known:
-            known.clear()
-            known[key] = sum(map(count, parts[1])) - sum(map(count, parts[0]))
-        plan = replace(context.plan, tokens=context.plan.tokens + known[key])
+        cache, key = self.cache("recounted"), digest_of((self.counter.name, parts))
+        if key not in cache:
+            cache.clear()
+            cache[key] = sum(map(count, parts[1])) - sum(map(count, parts[0]))
+        plan = replace(context.plan, tokens=context.plan.tokens + cache[key])
         with self.lock:
             if self.last_plan is context.plan:
                 self.last_plan = plan
@@ -141,8 +141,8 @@ class Session(Closing):
     def _forget(self) -> None:
         self.transcript.reset()
         self._caches.clear()
-        kept, self.ledger = self.ledger, Ledger(self.ledger.added)
-        self.ledger.beside, self.ledger.unmarked, self.ledger.head = kept.beside, kept.unmarked, kept.head
+        last, self.ledger = self.ledger, Ledger(self.ledger.added)
+        self.ledger.beside, self.ledger.unmarked, self.ledger.head = last.beside, last.unmarked, last.head
         self.over_budget_logged = False
         self.rules_logged.clear()
 
@@ -298,17 +298,17 @@ class MemoryBankState(Session):
         self._insights.store, self.generation = store, None
         self._fixed = True
 
-    def _check_assigned(self, store: Any, own: Any, kind: Any) -> None:
+    def _check_assigned(self, store: Any, current: Any, kind: Any) -> None:
         name = kind.__name__
         if not isinstance(store, kind):
             raise ConfigError(
                 f"a {type(store).__name__} was assigned as a state's {name}: give one made by {name}(…)."
             )
-        if store is not own and own is not None and own.size():
+        if store is not current and current is not None and current.size():
             raise ConfigError(
                 f"the state has stored in its {name} already: add to that one, or reset the state."
             )
-        if store is not own and not store.database.in_memory:
+        if store is not current and not store.database.in_memory:
             raise ConfigError(
                 f"the {name} is in {store.database.name}: open the state there, MemoryBankState.open(…)."
             )
@@ -377,8 +377,8 @@ class MemoryBankState(Session):
         ledger.load(stored.paid or 0.0, stored.would_pay or 0.0)
         if (stored.sent, stored.came) != self._stored_lists:  # of another process
             ledger.sent, ledger.came = (
-                [given[i : i + DIGEST] for i in range(0, len(given), DIGEST)]
-                for given in (stored.sent or b"", stored.came or b"")
+                [digests[i : i + DIGEST] for i in range(0, len(digests), DIGEST)]
+                for digests in (stored.sent or b"", stored.came or b"")
             )
             self._stored_lists = stored.sent, stored.came
         ledger.in_vain = stored.in_vain
@@ -573,8 +573,8 @@ class MemoryBankState(Session):
         StorageError, and EmbeddingError: the facts are stored then, and ``flush`` tries the insights again.
         """
         with self.lock:
-            known = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
-            new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
+            stored = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
+            new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in stored]
             if new and self.is_prepared:
                 self._insights.bind(self.settings.embedding_model)
             if new:
@@ -591,9 +591,9 @@ class MemoryBankState(Session):
         if task and task != self._task:  # kept, so that insights can be made again later
             self.database.set_session(self.session_id, task=task)
             self._task = task
-        made = self._insights.drafts(records) if drafts else []
+        drafted = self._insights.drafts(records) if drafts else []
         rows = to_rows(records, self.session_id)
-        embedded = self._insights.embedded(made, records)
+        embedded = self._insights.embedded(drafted, records)
         if embedded:
 
             def both(c: Connection) -> None:
@@ -607,7 +607,7 @@ class MemoryBankState(Session):
             write = partial(self.fact_store.insert, rows=rows, first=first)
             self.database.submit(write, self.session_id)
         fault_point("facts.stored")
-        self._insights.stored(records, made, embedded)
+        self._insights.stored(records, drafted, embedded)
         self.steps.update((r.trace_id, r.step_id) for r in records)
         self._by_call = None
         self.step_count = step
@@ -616,8 +616,8 @@ class MemoryBankState(Session):
 
     def _store_requests(self, view: View) -> None:
         """Store what the user said since the call before the new ones, for whoever goes on with the task."""
-        known = len(view.interactions) - len(view.new)
-        start = view.interactions[known - 1].stop if known else 0
+        old = len(view.interactions) - len(view.new)
+        start = view.interactions[old - 1].stop if old else 0
         new: dict[str, int] = {}
         for at in range(start, len(view.messages)) if self.steps else ():
             if kind_of(message := view.messages[at]) is MessageKind.USER:
@@ -785,7 +785,7 @@ class MemoryBankState(Session):
         """A transcript that refers to the session weakly, so that a closed session is freed at once."""
         is_mask = WeakMethod(self._is_mask)
         return Transcript(
-            self.session_id, self.counter, lambda *given: bool((ask := is_mask()) and ask(*given))
+            self.session_id, self.counter, lambda *args: bool((ask := is_mask()) and ask(*args))
         )
 
     def _is_mask(self, pair: Pair, trace_id: str) -> bool:
@@ -795,8 +795,8 @@ class MemoryBankState(Session):
             return False
         if self._by_call is None:
             self._by_call = self.fact_store.by_call()
-        for known in self._by_call.get(call.call_id, ()):
-            record = None if self.transcript.holds(known) else self.fact_store.get(known)
+        for candidate in self._by_call.get(call.call_id, ()):
+            record = None if self.transcript.holds(candidate) else self.fact_store.get(candidate)
             if record is None or (record.tool_name, record.raw_input) != (pair.tool_name, call.raw_input):
                 continue
             recorded = record.output_text if record.output_text is not None else dump_value(record.raw_output)

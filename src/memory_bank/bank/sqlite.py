@@ -129,12 +129,12 @@ class Sqlite(Database):
             return
         place, same = None, False
         with suppress(OSError):
-            found = self._file.stat()
-            place = found.st_dev, found.st_ino
+            stat = self._file.stat()
+            place = stat.st_dev, stat.st_ino
             self._place = self._place or place
             same = place == self._place
-            if same and found.st_mtime_ns != self._looked:
-                self._looked, number = found.st_mtime_ns, _number_in(self._file) or 0
+            if same and stat.st_mtime_ns != self._looked:
+                self._looked, number = stat.st_mtime_ns, _number_in(self._file) or 0
                 self._number = self._number or number
                 self._overwritten = number not in (0, self._number)
         if self._place is None or (same and not self._overwritten):
@@ -383,8 +383,8 @@ def _run(
     text, places, constants, read = _compile(statement, shape, many)
     ordered = []
     for row in rows:
-        given = {**constants, **row}
-        values = [(given[k] if n is None else given[k][n], binds) for k, n, binds in places]
+        row_values = {**constants, **row}
+        values = [(row_values[k] if n is None else row_values[k][n], binds) for k, n, binds in places]
         ordered.append([binds(v) if binds else v for v, binds in values])
     driver: sqlite3.Connection = c.connection.driver_connection  # type: ignore[assignment]
     try:
@@ -401,16 +401,16 @@ def _compile(
 
     Returns the text; the name, index in its list and conversion of each parameter; constants; column readers.
     """
-    dialect, given = sqlite.dialect(), {name: n if n is None else [None] * n for name, n in shape}
-    compiled = statement.compile(dialect=dialect, column_keys=[*given], for_executemany=many)
-    state = compiled.construct_expanded_state(given)
+    dialect, shapes = sqlite.dialect(), {name: n if n is None else [None] * n for name, n in shape}
+    compiled = statement.compile(dialect=dialect, column_keys=[*shapes], for_executemany=many)
+    state = compiled.construct_expanded_state(shapes)
     lists = {p: (name, n) for name, ps in state.parameter_expansion.items() for n, p in enumerate(ps)}
     places: list[tuple[str, int | None, Convert]] = []
     for name in state.positiontup:
         key, n = lists.get(name, (name, None))
         binds = compiled.binds[key].type.dialect_impl(dialect).bind_processor(dialect)
-        places.append((key, n, binds) if key in given else (name, None, binds))
-    constants = {name: v for name, v in state.parameters.items() if name not in given}
+        places.append((key, n, binds) if key in shapes else (name, None, binds))
+    constants = {name: v for name, v in state.parameters.items() if name not in shapes}
     columns = statement.selected_columns if isinstance(statement, sa.Select) else ()
     read: Any = [col.type.dialect_impl(dialect).result_processor(dialect, None) for col in columns]
     return state.statement, places, constants, read
@@ -422,8 +422,8 @@ def schema_script() -> str:
     tables = metadata.sorted_tables
     indexes = (i for t in tables for i in sorted(t.indexes, key=lambda i: str(i.name)))
     parts: list[CreateTable | CreateIndex] = [*map(CreateTable, tables), *map(CreateIndex, indexes)]
-    made = [str(part.compile(dialect=sqlite.dialect())).strip() for part in parts]
-    return ";\n".join([*made, *triggers("sqlite")]) + ";"
+    statements = [str(part.compile(dialect=sqlite.dialect())).strip() for part in parts]
+    return ";\n".join([*statements, *triggers("sqlite")]) + ";"
 
 
 def _write_in_place(connection: sqlite3.Connection) -> None:

@@ -137,8 +137,8 @@ class FactStore:
 
     def get_many(self, trace_ids: Sequence[str]) -> list[InteractionRecord]:
         """The records with these ids, in their order; missing ones are skipped."""
-        found = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
-        return [from_row(found[t]) for t in trace_ids if t in found]
+        rows = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
+        return [from_row(rows[t]) for t in trace_ids if t in rows]
 
     def steps(self) -> dict[str, int]:
         """The step_id of every record by trace_id, oldest first."""
@@ -146,10 +146,10 @@ class FactStore:
 
     def by_call(self) -> dict[str, list[str]]:
         """The trace_ids of the session's records by the id of their call, oldest first."""
-        found: dict[str, list[str]] = {}
+        ids: dict[str, list[str]] = {}
         for trace_id, call_id in self._pairs(_r.call_id, _r.call_id.is_not(None)).items():
-            found.setdefault(call_id, []).append(trace_id)
-        return found
+            ids.setdefault(call_id, []).append(trace_id)
+        return ids
 
     def _pairs(self, column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> dict[str, Any]:
         """A column of the session's records by trace_id, oldest first."""
@@ -170,13 +170,13 @@ class FactStore:
         empty = sa.update(records).where(of_session(records), _r.trace_id == trace_id).values(emptied)
         with self.database.erase() as c:
             self.database.lock_session(c, self.session_id)
-            found = c.execute(empty, self._mine).rowcount == 1
-            if found:
+            exists = c.execute(empty, self._mine).rowcount == 1
+            if exists:
                 delete_insights(c, of_session(insights) & (_i.trace_id == trace_id), **self._mine)
                 contents = {"answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
                 content_deleted(c, self._mine)
-        return found
+        return exists
 
     def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[Outline]:
         """The records with a number above ``after``, oldest first; of one tool, if given."""
@@ -297,13 +297,13 @@ class InsightStore:
         ):  # whose vectors are not stored: words are compared
             encoded = encode_documents(self.embedding_model, [i.summary for i in latest])
             vectors = [v.astype("<f4").tobytes() if self._compares else b"" for v in encoded]
-        known = {r.trace_id: r for r in records}
-        known |= self._records([i.trace_id for i in latest if i.trace_id not in known])
+        records_of = {r.trace_id: r for r in records}
+        records_of |= self._records([i.trace_id for i in latest if i.trace_id not in records_of])
         return [
             {
                 "session_id": self.session_id,
                 "embedding": vector,
-                "terms": terms_of(insight.summary, known.get(insight.trace_id)),
+                "terms": terms_of(insight.summary, records_of.get(insight.trace_id)),
                 "due": 0.0 if insight.trace_id in waiting else None,
                 "attempts": 0 if insight.trace_id in waiting else None,
                 **asdict(insight),
@@ -312,8 +312,8 @@ class InsightStore:
         ]
 
     def _records(self, trace_ids: Sequence[str]) -> dict[str, InteractionRecord]:
-        found = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
-        return {trace_id: from_row(row) for trace_id, row in found.items()}
+        rows = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
+        return {trace_id: from_row(row) for trace_id, row in rows.items()}
 
     def insert(self, c: Connection, rows: list[dict[str, Any]], only_wanted: bool = False) -> None:
         """Within a write that holds no session yet, insert the insights and replace existing ones.
@@ -325,8 +325,8 @@ class InsightStore:
         self.database.lock_session(c, self.session_id)
         if only_wanted:
             parts = in_parts([r["trace_id"] for r in rows])
-            found = [self.database.fetch(c, _WANTED, session=self.session_id, ids=part) for part in parts]
-            wanted = {trace_id: is_waiting for part in found for trace_id, is_waiting in part}
+            fetched = [self.database.fetch(c, _WANTED, session=self.session_id, ids=part) for part in parts]
+            wanted = {trace_id: is_waiting for part in fetched for trace_id, is_waiting in part}
             bare = {trace_id for trace_id, is_waiting in wanted.items() if not is_waiting}
             rows = [r for r in rows if r["trace_id"] in (wanted if r["due"] is None else bare)]
         if not rows:
@@ -362,11 +362,11 @@ class InsightStore:
         """
         # the vectors of long queries are not cached
         vector = self._vector if len(query) <= 8_000 else self._vector.__wrapped__
-        given = None if only_words else lambda: vector(query)
+        query_vector = None if only_words else lambda: vector(query)
         least = -1.0
         if only_alike and self._compares:
             least = float((self._unlike() @ vector(query)[0]).max())
-        return self._search(scope).rank(query, given, self.session_id, exclude, limit, least)
+        return self._search(scope).rank(query, query_vector, self.session_id, exclude, limit, least)
 
     def _search(self, scope: Scope) -> InsightSearch:
         with self._lock:
@@ -386,8 +386,8 @@ class InsightStore:
 
     def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
         """The insights of these trace_ids, in their order; missing ones are left out."""
-        found = stored_rows(self.database, _INSIGHTS, self.session_id, trace_ids)
-        return {t: Insight(**found[t]) for t in dict.fromkeys(trace_ids) if t in found}
+        rows = stored_rows(self.database, _INSIGHTS, self.session_id, trace_ids)
+        return {t: Insight(**rows[t]) for t in dict.fromkeys(trace_ids) if t in rows}
 
     def trace_ids(self) -> list[str]:
         """All ids that have an insight, oldest first."""
@@ -435,26 +435,26 @@ class WiderScope:
 
     def entries(self, where: Sequence[Place]) -> dict[Place, tuple[InteractionRecord, Insight | None]]:
         """Records with their insights; missing ones are left out."""
-        found: dict[Place, tuple[InteractionRecord, Insight | None]] = {}
+        records: dict[Place, tuple[InteractionRecord, Insight | None]] = {}
         entries = sa.select(*_r, _i.summary, _i.source, _i.redo).outerjoin(insights, INSIGHT_OF_RECORD)
         for part in in_parts(where):
             for row in self.database.rows(entries.where(self._named(part)), session=self.session_id):
                 at = (row["session_id"], row["trace_id"])
                 if at in part:
-                    found[at] = from_row(row), insight_of(row)
-        return found
+                    records[at] = from_row(row), insight_of(row)
+        return records
 
     def calls(self, where: Sequence[Place]) -> dict[Place, Call]:
         """The calls of records; missing ones are left out."""
         heads = sa.select(
             _r.session_id, _r.trace_id, _r.seq, _r.tool_name, first_bytes(_r.input, 2**14).label("head")
         )
-        found: dict[Place, Call] = {}
+        calls_of: dict[Place, Call] = {}
         for part in in_parts(where):
             for row in self.database.rows(heads.where(self._named(part)), session=self.session_id):
                 head = bytes(row["head"] or b"").decode("utf-8", "ignore")
-                found[row["session_id"], row["trace_id"]] = row["seq"], row["tool_name"], head
-        return found
+                calls_of[row["session_id"], row["trace_id"]] = row["seq"], row["tool_name"], head
+        return calls_of
 
     def elsewhere(self, trace_id: str, *, beginning: bool = False) -> list[Place]:
         """The newest 20 records of other sessions with this trace_id (or this beginning of one), newest first."""
@@ -463,8 +463,8 @@ class WiderScope:
         fits = _r.trace_id.like(like_prefix(trace_id), escape="/") if beginning else _r.trace_id == trace_id
         others = sa.select(_r.session_id, _r.trace_id).where(self._within, _r.session_id != SESSION, fits)
         with self.database.read() as c:
-            found = c.execute(others.order_by(_r.seq.desc()).limit(20), {"session": self.session_id})
-            return [(session_id, known) for session_id, known in found]
+            places = c.execute(others.order_by(_r.seq.desc()).limit(20), {"session": self.session_id})
+            return [(session_id, at) for session_id, at in places]
 
     def tasks(self, session_ids: Collection[str]) -> dict[str, str]:
         """The names of these sessions: their titles, else their tasks."""

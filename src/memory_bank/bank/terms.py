@@ -46,8 +46,8 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
             text = compact(value)
         output = readable_output(record)[1] if "base64" in text else text
         arguments = record.raw_input
-        given = arguments if isinstance(arguments, str) else compact(arguments)
-        beside = f"{record.tool_name}\n{given}\n{summary}"
+        written = arguments if isinstance(arguments, str) else compact(arguments)
+        beside = f"{record.tool_name}\n{written}\n{summary}"
         if not is_failure(output) and not is_said(record.raw_input, output):
             if isinstance(arguments, dict):
                 arguments = sorted((k, compact(v)) for k, v in arguments.items() if k not in _MANNER)

@@ -159,24 +159,24 @@ class _ReadSession:
 
     @classmethod
     def begin(cls, name: str, number: int, value: Any) -> _ReadSession:
-        given = {
+        header = {
             "created": time.time(),
             **{k: v for k, v in _object(value, "beginning").items() if v is not None},
         }
-        if owner := given.pop("agent_id", None):  # of exports before schema 10
-            given["project"] = str(owner).rpartition(NAMESPACE_END)[2]
-        format_: Any = given.get("format")
-        counts = _object(given.get("rows"), "rows")
-        named = _object(given.get("embedder", {}), "embedder")
+        if owner := header.pop("agent_id", None):  # of exports before schema 10
+            header["project"] = str(owner).rpartition(NAMESPACE_END)[2]
+        format_: Any = header.get("format")
+        counts = _object(header.get("rows"), "rows")
+        named = _object(header.get("embedder", {}), "embedder")
         embedder: Any = (named.get("name"), named.get("dimension")) if named else None
-        for what, figures in (("format", [format_]), ("rows", counts.values())):
+        for member, figures in (("format", [format_]), ("rows", counts.values())):
             if any(type(n) is not int for n in figures):
-                raise RecordError(f"its {what} is not valid")
+                raise RecordError(f"its {member} is not valid")
         if embedder and (not is_name(embedder[0], 255) or type(embedder[1]) is not int):
             raise RecordError("its embedder is not valid")
         if format_ > FORMAT:
             raise RecordError(f"it was written by a newer memory_bank (format {format_}): upgrade")
-        return cls(name, number, read_row(checks_of(_OF_SESSION), given, _decoded), counts, embedder)
+        return cls(name, number, read_row(checks_of(_OF_SESSION), header, _decoded), counts, embedder)
 
     def missing(self) -> str:
         for kind, rows in self.rows.items():
@@ -209,9 +209,9 @@ class _ReadSession:
         self.rows[kind][row["trace_id"]] = {"session_id": self.session_id, **row}
 
 
-def _object(value: object, what: str) -> Line:
+def _object(value: object, name: str) -> Line:
     if not isinstance(value, dict):
-        raise RecordError(f"its {what} is not valid")
+        raise RecordError(f"its {name} is not valid")
     return value
 
 
@@ -305,7 +305,7 @@ def _parse_line(text: str | None) -> Line:
 
 def _write_session(database: Database, session: _ReadSession, model: Embedder | None) -> ImportedSession:
     name, header = session.session_id, session.header
-    rows = {kind: list(found.values()) for kind, found in session.rows.items()}
+    rows = {kind: list(by_id.values()) for kind, by_id in session.rows.items()}
     mine = {"session": name}
 
     def known(c: Connection, table: sa.Table, new: Sequence[Line]) -> dict[str, RowMapping]:
@@ -327,12 +327,12 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         is_new = database.insert_new(c, sessions, [{**header, "session_id": name, "generation": 0}]) == 1
         database.lock_session(c, name)
         before = c.execute(sa.select(sessions).where(of_session(sessions)), mine).mappings().one()
-        for what in ("project", "namespace"):
-            if None not in (before[what], header[what]) and before[what] != header[what]:
+        for key in ("project", "namespace"):
+            if None not in (before[key], header[key]) and before[key] != header[key]:
                 raise RecordError(
-                    f"the session belongs to another {what} in this bank: import it into another bank"
+                    f"the session belongs to another {key} in this bank: import it into another bank"
                 )
-        values = {what: before[what] or header[what] for what in ("task", "title", "project", "namespace")}
+        values = {key: before[key] or header[key] for key in ("task", "title", "project", "namespace")}
         if before["namespace"] != values["namespace"]:
             move(c, name, values["namespace"])
         c.execute(SET_SESSION.values(values), mine)
@@ -348,8 +348,8 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
             if old is not None and old["mark"] != FORGOTTEN:
                 check_same(row, old)
         inserted = []
-        for table, given, old_rows in ((records, rows["record"], stored), (insights, summaries, there)):
-            fresh = [row for row in given if row["trace_id"] not in old_rows]
+        for table, rows_of, old_rows in ((records, rows["record"], stored), (insights, summaries, there)):
+            fresh = [row for row in rows_of if row["trace_id"] not in old_rows]
             inserted.append(len(fresh))
             for part in in_parts(fresh, _BATCH):
                 if table is insights:
@@ -360,18 +360,18 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         if not is_new and (any(inserted) or any(before[k] != v for k, v in values.items())):
             c.execute(NEXT_GENERATION, mine)
         fault_point("import.executed")
-    facts, made = inserted
-    return ImportedSession(name, facts, len(stored), made)
+    facts, added = inserted
+    return ImportedSession(name, facts, len(stored), added)
 
 
 def _bind(c: Connection, database: Database, embedder: tuple[str, int], session_id: str) -> None:
     try:
         bind(c, database, *embedder)
     except EmbedderMismatchError:
-        known = bank_embedder(database)
-        ours = f"{known[0]} ({known[1]} dimensions)" if known else "another one"
+        current = bank_embedder(database)
+        ours = f"{current[0]} ({current[1]} dimensions)" if current else "another one"
         raise EmbedderMismatchError(
             f"{database.name} was built with {ours}, the embeddings of session {session_id!r} are of "
             f"{embedder[0]} ({embedder[1]} dimensions): give --embedding-model "
-            f"{known[0] if known else 'NAME'} to embed its summaries again."
+            f"{current[0] if current else 'NAME'} to embed its summaries again."
         ) from None

@@ -62,9 +62,9 @@ _NAMESPACE_OF = sa.select(sessions.c.namespace).where(of_session(sessions))
 
 
 def _added(namespace: sa.ColumnElement[str], *which: sa.ColumnElement[bool]) -> sa.Insert:
-    given = _i.seq, namespace, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)
+    columns = _i.seq, namespace, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)
     return sa.insert(words).from_select(
-        ["seq", "namespace", "session_id", "terms"], sa.select(*given).where(*which)
+        ["seq", "namespace", "session_id", "terms"], sa.select(*columns).where(*which)
     )
 
 
@@ -114,23 +114,23 @@ def copy_words(
     if seqs:
         _take_apart(c, dict.fromkeys(seqs, session_id))
         stored = sa.select(_i.trace_id, _w.terms).join_from(words, insights, _i.seq == _w.seq)
-        found = c.execute(stored.where(of_session(insights)), mine).all()
-        copies = [{"terms": t, "trace_id": ids[i], "session_id": other} for i, t in found if i in ids]
+        rows = c.execute(stored.where(of_session(insights)), mine).all()
+        copies = [{"terms": t, "trace_id": ids[i], "session_id": other} for i, t in rows if i in ids]
         add_insights(database, c, copies)
 
 
 def _take_apart(c: Connection, rows: Mapping[int, str]) -> int:
     """Make rows of ``words`` of the blocks that have these rows (``seq`` to session_id); returns how many blocks."""
     s = block_sessions.c
-    found: set[tuple[str, int]] = set()
+    taken: set[tuple[str, int]] = set()
     for part in in_parts(sorted(set(rows.values()))):
         there = (
             sa.select(_b.namespace, s.first)
             .join(blocks, (_b.first == s.first) & (_b.bucket == _ROWS))
             .where(s.session_id.in_(part), s.first <= max(rows), s.last >= min(rows))
         )
-        found.update((namespace, first) for namespace, first in c.execute(there))
-    for namespace, first in sorted(found):
+        taken.update((namespace, first) for namespace, first in c.execute(there))
+    for namespace, first in sorted(taken):
         of = {"namespace": namespace, "of": first}
         head = c.execute(sa.select(_b.body).where(*_OF_BLOCK, _b.bucket == _ROWS).with_for_update(), of)
         if (body := head.scalar()) is None:  # another process has done it
@@ -142,7 +142,7 @@ def _take_apart(c: Connection, rows: Mapping[int, str]) -> int:
             pairs = zip(block.seqs.tolist(), stored, strict=True)
             c.execute(_ADD_AGAIN, [{"row": n, "namespace": namespace, "terms": t} for n, t in pairs])
         delete_words(c, (), [(namespace, first)])
-    return len(found)
+    return len(taken)
 
 
 def seal(database: Database, namespace: str) -> bool:
@@ -337,17 +337,17 @@ def _loose_words(
 ) -> LooseWords:
     """The rows of ``words`` of a scope; those that are in ``kept`` under the ``key`` are not read again."""
     with _keeping:
-        found = kept.get(key, LooseWords())
-    if len(found.seqs):
-        extent = c.execute(_EXTENT.where(which), {**values, "last": int(found.seqs[-1])}).one()
-        if tuple(map(int, extent)) != (len(found.seqs), found.seqs.sum()):
-            found = LooseWords()  # some were deleted, or are in a block now
-    last = int(found.seqs[-1]) if len(found.seqs) else -1
+        words = kept.get(key, LooseWords())
+    if len(words.seqs):
+        extent = c.execute(_EXTENT.where(which), {**values, "last": int(words.seqs[-1])}).one()
+        if tuple(map(int, extent)) != (len(words.seqs), words.seqs.sum()):
+            words = LooseWords()  # some were deleted, or are in a block now
+    last = int(words.seqs[-1]) if len(words.seqs) else -1
     if new := c.execute(_LOOSE.where(which, _w.seq > LAST), {**values, "last": last}).all():
-        found = found.extended(new)
+        words = words.extended(new)
         with _keeping, suppress(ValueError):  # more than there is room for
-            kept[key] = found
-    return found
+            kept[key] = words
+    return words
 
 
 def read_index(
@@ -384,8 +384,8 @@ def read_index(
         if bucket == _ROWS:
             block = _Rows.unpacked(body)
             here = np.array([included is None or name in included for name in block.names])[block.session]
-            known = np.array([names.setdefault(name, len(names)) for name in block.names])[block.session]
-            parts.append((block.seqs[here], known[here], block.place[here], block.heads[here]))
+            sessions = np.array([names.setdefault(name, len(names)) for name in block.names])[block.session]
+            parts.append((block.seqs[here], sessions[here], block.place[here], block.heads[here]))
             numbers = np.where(here, total + np.cumsum(here) - 1, -1)
             start[first], total = numbers, total + int(here.sum())
             continue
@@ -394,8 +394,8 @@ def read_index(
         postings.append(Postings(terms[numbers >= 0], numbers[numbers >= 0], weights[numbers >= 0]))
     loose = _loose_words(c, kept, (namespace, included), which, values)
     if len(loose.seqs):
-        known = np.array([names.setdefault(name, len(names)) for name in loose.names])[loose.session]
-        parts.append((loose.seqs, known, loose.place, loose.heads))
+        sessions = np.array([names.setdefault(name, len(names)) for name in loose.names])[loose.session]
+        parts.append((loose.seqs, sessions, loose.place, loose.heads))
         terms, of, weights = loose.asked(query)
         postings.append(Postings(terms, of + total, weights))
     seqs, session, place, heads = map(np.concatenate, zip(*parts, strict=True))
@@ -414,7 +414,7 @@ def _packed(postings: Postings) -> dict[int, bytes]:
     order = np.lexsort((postings.rows, postings.terms))
     terms, rows, weights = (column[order] for column in postings)
     ends = np.searchsorted(terms >> _SHIFT, np.arange(BUCKETS + 1)).tolist()
-    found = {}
+    parts = {}
     for bucket, (a, b) in enumerate(pairwise(ends)):
         if a < b:
             each, counts = np.unique(terms[a:b], return_counts=True)
@@ -422,8 +422,8 @@ def _packed(postings: Postings) -> dict[int, bytes]:
                 np.diff(each, prepend=np.uint32(0)), counts.astype(np.uint16),
                 np.diff(rows[a:b].astype(np.uint16), prepend=np.uint16(0)), weights[a:b],
             )  # fmt: skip
-            found[bucket] = _SIZES.pack(len(each), b - a) + zlib.compress(b"".join(map(_planes, columns)))
-    return found
+            parts[bucket] = _SIZES.pack(len(each), b - a) + zlib.compress(b"".join(map(_planes, columns)))
+    return parts
 
 
 def _unpacked(body: bytes) -> Postings:
@@ -447,10 +447,10 @@ def _planes(column: Any) -> bytes:
 
 def _columns(raw: bytes, kinds: Sequence[tuple[Any, int]]) -> list[Any]:
     """The columns of these types and lengths that ``_planes`` packed."""
-    found, at = [], 0
+    columns, at = [], 0
     for kind, count in kinds:
         size = np.dtype(kind).itemsize
         planes = np.frombuffer(raw, np.uint8, size * count, at).reshape(size, count)
-        found.append(np.ascontiguousarray(planes.T).view(kind).reshape(count))
+        columns.append(np.ascontiguousarray(planes.T).view(kind).reshape(count))
         at += size * count
-    return found
+    return columns

@@ -170,15 +170,15 @@ class Worker:
         if not every:
             other = insights.alias()
             bare = bare.where(sa.exists().where(other.c.session_id == _r.session_id))
-        made = 0
+        count = 0
         for session_id in self.database.column(bare.distinct()):
             facts, store = self._stores(session_id)
             for part in in_parts(list(without_insight(self.database, session_id)), 256):
-                found = facts.get_many(part)
-                drafts, sent = list(map(self.observer.extract, found)), filter(self.observer.sends, found)
-                store.add_many(drafts, records=found, waiting={r.trace_id for r in sent}, only_wanted=True)
-                made += len(found)
-        return made
+                records = facts.get_many(part)
+                drafts, sent = list(map(self.observer.extract, records)), filter(self.observer.sends, records)
+                store.add_many(drafts, records=records, waiting={r.trace_id for r in sent}, only_wanted=True)
+                count += len(records)
+        return count
 
     def step(self) -> int:
         """Work on as many insights as are observed at once; their number. Raises StorageError, EmbeddingError."""
@@ -201,9 +201,9 @@ class Worker:
             now = self._now(c)
             tried = sa.func.coalesce(_i.attempts, 0) + 1
             due = (_i.due <= now) | (_i.due > now + LONGEST_WAIT + 1)
-            found = sa.select(_i.seq, _i.session_id, _i.trace_id, tried.label("attempts"))
-            found = found.where(self._mine, due).order_by(_i.due, _i.seq).limit(limit)
-            taken = list(c.execute(found.with_for_update(skip_locked=True)))
+            query = sa.select(_i.seq, _i.session_id, _i.trace_id, tried.label("attempts"))
+            query = query.where(self._mine, due).order_by(_i.due, _i.seq).limit(limit)
+            taken = list(c.execute(query.with_for_update(skip_locked=True)))
             self._claimed = now + min(LONGEST_WAIT, self.observer.settings.observer_timeout + CLAIM)
             claim = sa.update(insights).where(_i.seq.in_([w.seq for w in taken]))
             c.execute(claim.values(due=self._claimed, attempts=tried))
@@ -269,20 +269,20 @@ class Worker:
 
     def _work(self, taken: list[Waiting], session_id: str) -> None:
         facts, store = self._stores(session_id)
-        found = {r.trace_id: r for r in facts.get_many([w.trace_id for w in taken])}
+        records = {r.trace_id: r for r in facts.get_many([w.trace_id for w in taken])}
         task = self.database.get_session(session_id, "task")
         observer = replace(self.observer, book=partial(book_call, self.database, session_id))
         asked = [
             w
             for w in taken
-            if w.trace_id in found and w.seq not in self._paid and observer.sends(found[w.trace_id])
+            if w.trace_id in records and w.seq not in self._paid and observer.sends(records[w.trace_id])
         ]
-        answers = observer.each([found[w.trace_id] for w in asked], lambda r: observer.ask(r, task))
+        answers = observer.each([records[w.trace_id] for w in asked], lambda r: observer.ask(r, task))
         fault_point("observer.asked")
-        made = {
+        summaries = {
             w.seq: answer for w, answer in zip(asked, answers, strict=True) if isinstance(answer, Insight)
         }
-        self._paid.update(made)
+        self._paid.update(summaries)
         store.add_many([self._paid[w.seq] for w in taken if w.seq in self._paid], only_wanted=True)
         self.progress.observed += sum(self._paid.pop(w.seq, None) is not None for w in taken)
         for w, answer in zip(asked, answers, strict=True):
@@ -290,13 +290,13 @@ class Worker:
                 self._change([w], self._delay(w.attempts), redo=answer.reason)
                 self.progress.retried += 1
             elif isinstance(answer, Trouble):
-                observer.warn(answer.reason, found[w.trace_id], "extractive summaries stay")
+                observer.warn(answer.reason, records[w.trace_id], "extractive summaries stay")
                 self._change([w], due=None, redo=answer.reason)
                 self.progress.extracted += 1
-        short = [w for w in taken if w.trace_id in found and not observer.sends(found[w.trace_id])]
+        short = [w for w in taken if w.trace_id in records and not observer.sends(records[w.trace_id])]
         self._change(short, due=None, redo=None)
         self.progress.extracted += len(short)
-        self._change([w for w in taken if w.trace_id not in found], due=None)
+        self._change([w for w in taken if w.trace_id not in records], due=None)
         fault_point("observer.stored")
 
     def _delay(self, attempts: int) -> float:
@@ -416,10 +416,10 @@ class InsightWriter:
 
     def _find(self, age: float = 0.0) -> int:
         """Find the records without an insight, and return how many; those younger than ``age`` are left to a step."""
-        found = without_insight(self.facts.database, self.facts.session_id)
-        old = (t for t, stored in found.items() if not age or stored <= time.time() - age)
+        missing = without_insight(self.facts.database, self.facts.session_id)
+        old = (t for t, stored in missing.items() if not age or stored <= time.time() - age)
         self.missing = dict.fromkeys(old) | self.missing
-        return len(found)
+        return len(missing)
 
     def bind(self, model: Embedder | str) -> InsightStore:
         """Return the store, and make it at the first call, which loads a model that is given by its name."""
