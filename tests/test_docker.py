@@ -242,7 +242,9 @@ def test_the_replicas_stand_behind_a_balancer_that_asks_each(
     assert places == {(str(service["deploy"]["replicas"]), f"service:{the('EXPOSE')}")}
     asked = [re.fullmatch(r"http-check send meth (\S+) uri (\S+) hdr Host (\S+)", line) for line in lines]
     pytest.importorskip("fastapi")
-    with serve("--db", tmp_path / "bank.db") as each:
+    from tests.service.serving import serve_here
+
+    with serve_here(tmp_path / "bank.db") as each:
         answers = [each.ask(m[2], m[1], host=m[3]).status for m in asked if m]
     assert answers == [200, 200]
     page = (ROOT / "docs/howto/docker.md").read_text()

@@ -37,17 +37,10 @@ class Answer:
         return json.loads(self.body)
 
 
-@dataclass
-class Process:
-    """A service that runs; ``lines`` is what it has written to standard error."""
+class Service:
+    """A service that runs at an address."""
 
-    process: subprocess.Popen[str]
-    address: str = ""
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def log(self) -> str:
-        return "".join(self.lines)
+    address: str
 
     def ask(
         self, path: str, method: str = "GET", body: Any = None, timeout: float = 60, **headers: str
@@ -62,6 +55,19 @@ class Process:
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
         finally:
             connection.close()
+
+
+@dataclass
+class Process(Service):
+    """A service that runs in a process; ``lines`` is what it has written to standard error."""
+
+    process: subprocess.Popen[str]
+    address: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
 
     def refuses(self) -> bool:
         """Whether nobody listens there any longer."""

@@ -9,11 +9,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import uvicorn
 from tests.chats import FOLDING
+from tests.service.processes import Service
 
 from memory_bank.config import Config, load_config
 from memory_bank.service.app import create_app
@@ -143,6 +145,16 @@ def serving(config: Config, host: str = "127.0.0.1", prepare: Any = None) -> Ite
         prepare(app)
     with running(app, host=host) as port:
         yield Served(port, app)
+
+
+@contextmanager
+def serve_here(bank: Path, **strategy: Any) -> Iterator[Service]:
+    """The service in a thread, for what is the same in a process; its strategy has these settings instead."""
+    shipped = load_config().model_dump()["memory_strategies"]["memory_bank"]
+    with serving(configured({"memory_bank": shipped | strategy}, database=str(bank))) as served:
+        service = Service()
+        service.address = served.url
+        yield service
 
 
 def bearer(key: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.service.processes import serve
+from tests.service.serving import serve_here
 
 import memory_bank
 from memory_bank.service.page.files import POLICY
@@ -16,8 +16,8 @@ SCRIPTS = {p.name: p.read_text() for p in STATIC.glob("*.js")}
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with serve("--db", tmp_path_factory.mktemp("page") / "bank.db") as process:
-        yield process
+    with serve_here(tmp_path_factory.mktemp("page") / "bank.db") as service:
+        yield service
 
 
 def test_the_page_comes_with_a_strict_policy(service):

@@ -20,9 +20,10 @@ from tests.browser import Browser, eventually, why_not
 from tests.chats import call, result, rounds, system, user
 from tests.contracts.stores import let_wait
 from tests.pictures import take_picture
-from tests.service.processes import FOLDING, serve
+from tests.service.processes import serve
 from tests.service.proxied import post, proxied
 from tests.service.runs import orders, recorded
+from tests.service.serving import serve_here
 from tests.service.showcase import showcase
 from tests.service.test_figures import BANK, BODIES, FETCH, PRICES
 from tests.service.test_strategy_that_cannot_work import SECRET, failing_memory
@@ -89,7 +90,7 @@ def browser():
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
-    with serve("--db", folder / "bank.db", **FOLDING) as process:
+    with serve_here(folder / "bank.db", history_budget=4_000, refresh_after=0) as process:
         fed(process, "shop-refunds", SHOP, strategy="memory_bank")
         sent(process, "log-hunt", recorded("log-hunt")[-1])
         sent(process, "code-fix", recorded("code-fix")[-1])
@@ -1695,7 +1696,7 @@ def test_a_service_with_keys_asks_for_one_and_keeps_it_in_the_tab(browser, tmp_p
     database = Database(bank)
     keys = [Keys(database).create(name)[1] for name in ("mine", "theirs")]
     database.close()
-    with serve("--db", bank) as process:
+    with serve_here(bank) as process:
         for name, key in zip(("mine", "theirs"), keys, strict=True):
             path = f"/v1/sessions/{name}/context"
             assert process.ask(path, "POST", {"messages": SHOP[5]}, x_memory_key=key).status == 200

@@ -5,8 +5,9 @@ import sqlite3
 
 import pytest
 from tests.chats import call, result, user
-from tests.service.processes import FOLDING, serve, until
+from tests.service.processes import serve, until
 from tests.service.runs import orders, recorded
+from tests.service.serving import serve_here
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.steps import list_steps
@@ -16,9 +17,9 @@ from memory_bank.service.api.sessions import Curve, StepDetail, StepPage
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     file = tmp_path_factory.mktemp("timeline") / "bank.db"
-    with serve("--db", file, **FOLDING) as process:
-        process.file = file
-        yield process
+    with serve_here(file, history_budget=4_000, refresh_after=0) as service:
+        service.file = file
+        yield service
 
 
 def step(service, name, messages, **more):
