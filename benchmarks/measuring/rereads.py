@@ -14,12 +14,12 @@ from memory_bank.transcript import MessageKind, calls_of, content_text, kind_of,
 
 
 class Rereads(NamedTuple):
-    """Reads of files, those of what had been read before, those of what a compaction had removed, their tokens."""
+    """How often files were read; each member is a number of calls, but for the last."""
 
     reads: int = 0
-    again: int = 0
-    after_compaction: int = 0
-    tokens_again: int = 0
+    again: int = 0  # of a file that had been read before
+    after_compaction: int = 0  # of these, of a file whose earlier read a compaction had removed
+    tokens_again: int = 0  # tokens of the outputs of files read again
 
 
 def count_rereads(session: Trace, costs: Costs, compaction: int | None = None) -> Rereads:

@@ -420,7 +420,7 @@ class ServiceSettings(Settings):
     sessions_kept: AtLeast1 = 256
     """Most sessions that a worker keeps in memory; others are read from the database when they go on."""
     tokens_kept: AtLeast1 = 4_000_000
-    """Most tokens of history that a worker keeps in memory; a token takes about 200 bytes, of a request about 64."""
+    """Most tokens of history that a worker keeps in memory, about 200 bytes each; 64 bytes of a request are one."""
     steps_kept: AtLeast0 = 100
     """Latest steps of a session whose answers are kept for the page; figures and what contexts showed stay."""
     allowed_hosts: tuple[str, ...] = ()

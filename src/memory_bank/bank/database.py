@@ -258,7 +258,7 @@ class Database:
         raise NotImplementedError
 
     def say(self, error: BaseException, opening: bool = False) -> str:
-        """On one line, without values: why a statement failed, or why it cannot be opened and what to do."""
+        """Describe an error on one line, without values: why a statement or the opening failed, and what to do."""
         return first_line(error)
 
     def _create(self, must_exist: bool) -> None:
@@ -319,7 +319,7 @@ class Database:
         return version
 
     def check_schema(self, version: str | None = None) -> None:
-        """Raise StorageError where another process has brought the bank to another schema: as given, or as it is."""
+        """Raise StorageError unless the bank's schema (``version``, or as read now) is the one of this process."""
         if not self.in_memory and (now := version or self.value(sa.select(schema_version))) != VERSION:
             raise StorageError(
                 f"{self.name} has schema {now} by now, which another version of memory_bank has made: start this "
@@ -591,7 +591,7 @@ class Database:
         self.change(c, _CHARGE if step else _SETTLE, values)
 
     def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
-        """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""
+        """Store a text that replaces a conversation; the latest eight stay. Returns its digest. See ``set_note``."""
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         with self.write() as c:
             self.lock_session(c, session_id)
@@ -618,11 +618,11 @@ class Database:
         return bytes.fromhex(secret or "")
 
     def counter(self, encoding: str) -> str | None:
-        """The name of the counter by which the bank's folds are decided, for an encoding; None before the first."""
+        """The name of the token counter that decides the bank's folds, for an encoding; None before the first one."""
         return self.value(sa.select(bank.c.value).where(bank.c.key == f"counter:{encoding}"[:64]))
 
     def keep_counter(self, encoding: str, name: str) -> str:
-        """Keep the name of a counter where there is none yet; the name that is kept."""
+        """Store the name of a token counter if none is stored yet; returns the stored one."""
         with self.write() as c:
             self.insert_new(c, bank, [{"key": f"counter:{encoding}"[:64], "value": name}])
         return self.counter(encoding) or name

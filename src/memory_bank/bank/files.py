@@ -105,7 +105,7 @@ class MemoryFiles:
 
     @contextmanager
     def _changing(self, changed: float | None = None, *, erase: bool = False) -> Iterator[Tree]:
-        """The files, stored as they are at the end, also where a command is refused. Raises FileError."""
+        """Yield the files to be changed, and store them, also where a command is refused. Raises FileError."""
         refused = None
         with self.database.erase() if erase else self.database.write() as c:
             self.database.lock_name(c, f"files {self._key}")

@@ -231,9 +231,9 @@ class Lineage:
         return next((offer for offer in Offer if offer in offers), None)
 
     def keep_offer(self, session_id: str, offer: Offer, wanted: Callable[[], bool] = lambda: True) -> Offer:
-        """Keep what a session gets of memory's tools; what was kept first is returned. A fork has its session's.
+        """Store which memory tools a session is offered, unless that is stored; returns what is. A fork inherits it.
 
-        ``wanted``: whether somebody still waits for it; else nothing is kept.
+        ``wanted``: whether somebody still waits for it; else nothing is stored.
         """
         with self.database.write() as c:
             self.database.lock_name(c, session_id)  # its row may not be there yet

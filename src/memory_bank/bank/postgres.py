@@ -266,7 +266,7 @@ class Postgres(Database):
 
 
 class _Line:
-    """Whether the server answers: what waits for it asks so, by a connection of its own.
+    """Finds out whether the server answers, by a connection of its own, for statements that wait for it.
 
     ``heard``: when a statement of any connection was last answered. A server that is busy may let a new one wait.
     """

@@ -389,7 +389,7 @@ def _compact(c: Connection) -> None:
 
 
 def _agents_are_projects(c: Connection) -> None:
-    """Make the agent of a session, which searches crossed the sessions of, its project."""
+    """Store the agent of each session as its project: searches reached all sessions of an agent, now of a project."""
     agents = sa.table("sessions", sa.column("session_id"), sa.column("agent_id"))
     named = sa.select(*agents.c).where(agents.c.agent_id.is_not(None))
     project = SET_SESSION.values(project=sa.bindparam("owner"))

@@ -112,7 +112,7 @@ class Session(Closing):
         self.ledger.add(charge, sent, came)
 
     def recount(self, context: Sequence[Any], written: Sequence[Any]) -> int:
-        """The tokens of a context in the form in which it is sent, which reads as ``written``; its plan gets them."""
+        """Put the tokens of a context as it is sent into its plan; ``written``: that form, read as chat messages."""
         count = self.counter.count_message
         if not isinstance(context, Context):  # a list that went through
             return sum(map(count, written))
@@ -431,7 +431,7 @@ class MemoryBankState(Session):
         return self.counter.name if self._given_counter else self._bank_counter or self.counter.name
 
     def counts_otherwise(self) -> str:
-        """Why no fold can be decided with this step's counter; "" where it is the one of the bank.
+        """Why this step's token counter cannot decide a fold; "" where it is the bank's counter.
 
         The first fold of a bank settles which counter decides all of them, in every process.
         """

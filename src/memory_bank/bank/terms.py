@@ -69,7 +69,7 @@ def speaks(arguments: object) -> bool:
 
 
 def is_said(arguments: object, output: str) -> bool:
-    """Return whether an output is a message, or mostly sentences, as one is: it states no value of a key."""
+    """Return whether an output is a message, or consists mostly of sentences, not of values under keys."""
     sentences = sum(len(m[0]) for m in _SENTENCES.finditer(output)) if len(output) <= 2_000 else 0
     return speaks(arguments) or 2 * sentences > len(output)
 

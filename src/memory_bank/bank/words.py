@@ -181,7 +181,7 @@ class _TakenMeanwhile(Exception):
 
 
 def settle(database: Database, session_id: str, added: int, most: int = 1) -> None:
-    """Make at most so many blocks of the words of a session's namespace; it is looked at after so many ``added``."""
+    """Make at most ``most`` blocks of the words of a session's namespace, once enough words were ``added``."""
     database.loose_words += added
     if database.loose_words >= database.block_size // 8:
         database.loose_words = 0
@@ -311,7 +311,7 @@ class LooseWords(NamedTuple):
         return sum(column.nbytes for column in self[1:])
 
     def extended(self, rows: Sequence[Any]) -> LooseWords:
-        """These and newer ones."""
+        """The rows with newer ones after them."""
         seqs, of_session, stored, place = zip(*rows, strict=True)
         numbers = {name: number for number, name in enumerate(dict.fromkeys((*self.names, *of_session)))}
         session = [numbers[name] for name in of_session]

@@ -536,7 +536,7 @@ class InsightWriter:
         self.start()
 
     def wait(self, until: float | None) -> int:
-        """Wait for the background Observer until a time of ``time.monotonic``; the number of records without."""
+        """Wait for the background Observer until a time of ``time.monotonic``; return ``pending``."""
         if self._background is not None and self._background.works:
             self._background.wake()
         pause = 0.01

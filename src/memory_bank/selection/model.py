@@ -255,8 +255,8 @@ def describe(step: CurrentStep, ids: Array) -> Array:
 class LinearScores:
     """The linear score of all values of a growing session: ``weights @ describe(...)``, incrementally.
 
-    The part of a value that depends on itself is kept until it changes; a part that many values share is
-    summed once by owner and looked up.
+    The part of a score that depends on the value alone is cached until the value changes; a part that many values
+    share is summed once for each owner and looked up.
     """
 
     def __init__(self, weights: Array) -> None:

@@ -90,8 +90,8 @@ class Transcript:
     last step, the messages that every context keeps and the latest ones are compared in full, the older
     ones in turns, 256 a step.
 
-    ``is_mask`` is asked, for a result before the last interaction and its trace_id, whether the client has put
-    it in the place of a recorded output; such a result has no trace_id.
+    ``is_mask(pair, trace_id)`` returns whether the client has replaced a recorded output by the pair's result; it is
+    called for results before the last interaction. Such a result has no trace_id.
     """
 
     def __init__(
