@@ -135,7 +135,7 @@ def test_tokens_that_are_reported_without_a_cache_are_what_was_paid(tmp_path):
     paid = []
     for upstream in (Hidden(), Dearer()):
         with served(upstream, tmp_path / type(upstream).__name__) as (_, p):
-            for n in range(10, 80):
+            for n in range(20, 80, 2):
                 e = step(p, [user(), *looks(n)], model="gpt-5")
                 if e.step.fold:
                     break
@@ -321,7 +321,7 @@ def test_marks_of_memory_cost_hardly_more_than_no_memory_at_any_request(tmp_path
     model, upstream, alone = "claude-sonnet-4-5", Cached(minimum=minimum), Cached(minimum=minimum)
     with served(upstream, tmp_path) as (server, p):
         marked = []
-        for n in range(1, 31):
+        for n in range(1, 25):
             task = [
                 {"role": "user", "content": [{"type": "text", "text": "Check."}]},
                 *blocks(n, size=3_000),
