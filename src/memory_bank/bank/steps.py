@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import RowMapping
 
 from memory_bank.bank.database import ANY, REVIVE, Database
 from memory_bank.bank.folds import FoldReasons
@@ -168,37 +168,30 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
     with database.write(durable=False) as c:
         for session_id in sorted({s.figures.session_id for s in new}):  # one order: no deadlock
             database.lock_session(c, session_id)
-            _add(database, c, session_id, [s for s in new if s.figures.session_id == session_id], kept)
-
-
-def _add(
-    database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int | None
-) -> None:
-    """Store the steps of a session."""
-    known = database.fetch(c, _SESSION, session=session_id)
-    generation, deleted, before = known[0] if known else (0, float("inf"), 0)
-    new = [step for step in new if deleted is None or step.figures.created > deleted]
-    if not new:
-        return
-    before = before or 0
-    last = before + len(new)
-    rows = []
-    for number, step in enumerate(new, before + 1):
-        row = _row(step.figures) | {"number": number}
-        row["answer"] = step.answer if kept is None or number > last - kept else None
-        if step.generation not in (None, generation):
-            row["fold"] = None
-        elif step.fates is not None:
-            row["fates"] = json.dumps(
-                {fate: runs_of(sorted({*numbers})) for fate, numbers in step.fates.items()}
-            )
-        rows.append(row)
-    database.change(c, _INSERT, rows)
-    if kept is not None:
-        above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-        database.change(c, _DROP_ANSWERS, {"session": session_id, "above": above, "to": last - kept})
-    if deleted is not None:
-        database.change(c, REVIVE, {"session": session_id})
+            known = database.fetch(c, _SESSION, session=session_id)
+            generation, deleted, before = known[0] if known else (0, float("inf"), 0)
+            mine = [s for s in new if s.figures.session_id == session_id]
+            mine = [s for s in mine if deleted is None or s.figures.created > deleted]
+            if not mine:
+                continue
+            before = before or 0
+            last = before + len(mine)
+            rows = []
+            for number, step in enumerate(mine, before + 1):
+                row = _row(step.figures) | {"number": number}
+                row["answer"] = step.answer if kept is None or number > last - kept else None
+                if step.generation not in (None, generation):
+                    row["fold"] = None
+                elif step.fates is not None:
+                    fates = {fate: runs_of(sorted({*numbers})) for fate, numbers in step.fates.items()}
+                    row["fates"] = json.dumps(fates)
+                rows.append(row)
+            database.change(c, _INSERT, rows)
+            if kept is not None:
+                above = 0 if before // _SWEEP != last // _SWEEP else before - kept
+                database.change(c, _DROP_ANSWERS, {"session": session_id, "above": above, "to": last - kept})
+            if deleted is not None:
+                database.change(c, REVIVE, {"session": session_id})
 
 
 def _row(step: StepFigures) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from memory_bank.transcript.jsontext import compact
 log = logging.getLogger("memory_bank.Service")
 
 ANSWERS = 128
-"""Answers that may wait to be read; beyond that the oldest goes that is no error, and at last the oldest."""
+"""Steps that may wait with their answers, and twice as many with errors; of later ones the figures alone are kept."""
 _TOGETHER = 256  # steps in one transaction
 _GATHER = 0.2  # seconds to collect a batch
 _PAUSES = 0.2, 5.0  # seconds between attempts, the first and the longest
@@ -64,7 +64,6 @@ class Recorder:
         self.patience, self.most = 600.0, 100_000
         self.lost = 0
         self._new: deque[_Waiting] = deque()
-        self._answers: deque[_Waiting] = deque()  # of the new ones, those with an answer
         self._open = 0  # steps taken that are neither written nor lost
         self._change = threading.Condition()
         self._closing = threading.Event()
@@ -78,33 +77,21 @@ class Recorder:
         if isinstance(step, Rebuilt):
             state = step.state if answer else None
             new = replace(new, fates=step.fates, generation=getattr(step.state, "generation", None))
-        waiting = _Waiting(new, answer, state)
         with self._change:
             if self._closing.is_set():
                 self.lost += 1
                 return
             if self._open >= self.most and self._new:
-                self._pop()
+                self._new.popleft()
                 self._open -= 1
                 self.lost += 1
-            if waiting.answer is not None:
-                self._answers.append(waiting)
-                if len(self._answers) > ANSWERS:
-                    fine = (w for w in self._answers if w.new.figures.error is None)
-                    dropped = next(fine, self._answers[0])
-                    self._answers.remove(dropped)
-                    dropped.answer = None
-            self._new.append(waiting)
+            if len(self._new) >= (ANSWERS if step.error is None else 2 * ANSWERS):
+                answer = None
+            self._new.append(_Waiting(new, answer, state))
             self._open += 1
             if self._thread.ident is None:
                 self._thread.start()
             self._change.notify_all()
-
-    def _pop(self) -> _Waiting:
-        waiting = self._new.popleft()
-        if self._answers and self._answers[0] is waiting:
-            self._answers.popleft()
-        return waiting
 
     def drain(self, timeout: float) -> bool:
         """Wait until all steps taken so far are written; False after ``timeout`` seconds."""
@@ -140,7 +127,7 @@ class Recorder:
         to_store: list[StepToStore] = []
         for _ in range(min(_TOGETHER, len(self._new))):
             with self._change:
-                waiting = self._pop()
+                waiting = self._new.popleft()
             to_store.append(self._read(waiting) if time.monotonic() < self._until else waiting.new)
         written = self._write(to_store)
         with self._change:
