@@ -12,12 +12,13 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memory_bank.errors import MemoryBankError
@@ -44,7 +45,7 @@ GONE = 499
 QUIET = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 """Routes that monitors poll: their successes are logged with ``--verbose`` only."""
 
-_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def set_up(form: Literal["text", "json"], *, verbose: bool = False) -> None:
@@ -174,8 +175,8 @@ class RequestLog:
             await self.app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
-        came = _header(scope["headers"], b"x-request-id")
-        answer = _ObservedResponse(send, came.decode() if _ID.fullmatch(came) else uuid.uuid4().hex)
+        came = Headers(scope=scope).get("x-request-id", "")
+        answer = _ObservedResponse(send, came if _ID.fullmatch(came) else uuid.uuid4().hex)
         scope.setdefault("state", {})["request_id"] = answer.id
         token = request_id.set(answer.id)
         self.metrics.running.inc()
@@ -233,26 +234,22 @@ class _ObservedResponse:
         """Pass a message on, and keep its status, size and times."""
         is_body = message["type"] == "http.response.body"
         if message["type"] == "http.response.start":
-            self.status, headers = message["status"], list(message.get("headers", ()))
-            own, given = self.id.encode("ascii"), _header(headers, b"x-request-id")
-            if status := _header(headers, b"x-memory-status").decode("latin-1"):
+            self.status, headers = message["status"], MutableHeaders(raw=list(message.get("headers", ())))
+            given = headers.get("x-request-id", "")
+            if status := headers.get("x-memory-status"):
                 self.memory = status if status in STATUSES else "other"
-            if given and given != own:
-                self.upstream_id = given.decode("ascii") if _ID.fullmatch(given) else "odd"
-            name = b"x-memory-request-id" if given else b"x-request-id"
-            if given != own and not _header(headers, name):
-                headers.append((name, own))
-            message = {**message, "headers": headers}
+            if given and given != self.id:
+                self.upstream_id = given if _ID.fullmatch(given) else "odd"
+            name = "x-memory-request-id" if given else "x-request-id"
+            if given != self.id and not headers.get(name):
+                headers.append(name, self.id)
+            message = {**message, "headers": headers.raw}
         elif is_body:
             if self.first is None:
                 self.first = time.perf_counter() - self.began
             self.size += len(message.get("body", b""))
         await self._send(message)
         self.complete = self.complete or (is_body and not message.get("more_body", False))
-
-
-def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
-    return next((value for name, value in headers if name.lower() == wanted), b"")
 
 
 def _route(scope: Scope) -> str:

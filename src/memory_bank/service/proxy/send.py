@@ -255,7 +255,7 @@ async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObje
             return FailedAnswer(answer.status, _kind(_error_in(value) or {}))
         if not answer.is_readable:
             return None
-        json_type = answer.header(b"content-type").startswith(b"application/json")
+        json_type = answer.kind.startswith(b"application/json")
         if answer.is_stream or (request.get("stream") is True and not json_type):
             value, has_begun = await _first_event(answer, dialect, request)
         else:

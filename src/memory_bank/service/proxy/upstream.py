@@ -66,12 +66,14 @@ class UpstreamAnswer:
 
     ``headers`` are those for the client. ``body`` is read once: the bytes as they arrive, encoded as the
     headers say; it raises UpstreamError when the answer breaks off. ``aclose`` releases the connection.
+    ``is_readable``: it is a success and not compressed.
     """
 
     status: int
     headers: Headers
     body: AsyncIterator[bytes]
     aclose: Callable[[], Awaitable[None]] = _nothing
+    is_readable: bool = True
 
     async def hold(self) -> bytes | None:
         """Read the whole body and release the connection; None for a body of more than ``MOST_BYTES``.
@@ -93,19 +95,15 @@ class UpstreamAnswer:
         self.body = after(data := bytes(chunks))
         return data
 
-    def header(self, name: bytes) -> bytes:
-        """The first value of a header in lower case; empty without one."""
-        return next((value.strip().lower() for n, value in self.headers if n == name), b"")
-
     @property
-    def is_readable(self) -> bool:
-        """Whether it is a success and not compressed."""
-        return 200 <= self.status < 300 and self.header(b"content-encoding") in (b"", b"identity")
+    def kind(self) -> bytes:
+        """Its content-type in lower case; empty without one."""
+        return next((value.strip().lower() for n, value in self.headers if n == b"content-type"), b"")
 
     @property
     def is_stream(self) -> bool:
         """Whether it is readable events."""
-        return self.is_readable and self.header(b"content-type").startswith(b"text/event-stream")
+        return self.is_readable and self.kind.startswith(b"text/event-stream")
 
     def replace_body(self, body: bytes | AsyncIterator[bytes]) -> None:
         """Give it another body, with its length if that is known."""
@@ -247,7 +245,9 @@ class Upstream:
             dropped.add(b"content-length")  # which contradicts it
         passed = [(n, v) for n, v in _end_to_end(raw) if n not in dropped and not n.startswith(_OWN_HEADER)]
         passed.append((b"content-security-policy", b"sandbox"))
-        answer = UpstreamAnswer(response.status_code, passed, _chunks(stream), close)
+        is_plain = response.headers.get("content-encoding", "").strip().lower() in ("", "identity")
+        is_readable = is_plain and 200 <= response.status_code < 300
+        answer = UpstreamAnswer(response.status_code, passed, _chunks(stream), close, is_readable)
         if not 200 <= answer.status <= 599:
             await answer.aclose()
             raise UpstreamError(f"the model's API answered with the invalid status {answer.status}.")
