@@ -10,13 +10,12 @@ from tests.service.proxied import Got, before, post, whole
 
 from memory_bank import MemoryBankState, load_config
 from memory_bank.processor import MemoryProcessor
-from memory_bank.service.proxy.body import MessageCache, parse_body
+from memory_bank.service.proxy.body import MessageCache
 
 
 def interned(cache, *messages):
     """The first of some messages as a cache gives it."""
-    body = parse_body(json.dumps({"messages": messages}).encode(), "messages")
-    return cache.intern(body, "messages").value["messages"][0]
+    return cache.parse(json.dumps({"messages": messages}).encode(), "messages").value["messages"][0]
 
 
 def test_parsed_messages():

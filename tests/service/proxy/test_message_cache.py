@@ -17,8 +17,12 @@ from memory_bank.transcript.textcalls import read_text_calls
 from memory_bank.transcript.turns import derive_anew
 
 
+def data_of(*messages, **more):
+    return json.dumps({"messages": messages, **more}).encode()
+
+
 def body_of(*messages, **more):
-    return parse_body(json.dumps({"messages": messages, **more}).encode(), "messages")
+    return parse_body(data_of(*messages, **more), "messages")
 
 
 def said(text):
@@ -27,8 +31,8 @@ def said(text):
 
 def test_the_same_bytes_are_the_same_object():
     seen = MessageCache()
-    first = seen.intern(body_of(said("a"), said("b")), "messages").value["messages"]
-    again = seen.intern(body_of(said("a"), said("c"), said("b")), "messages").value["messages"]
+    first = seen.parse(data_of(said("a"), said("b")), "messages").value["messages"]
+    again = seen.parse(data_of(said("a"), said("c"), said("b")), "messages").value["messages"]
     assert again == [said("a"), said("c"), said("b")]
     assert again[0] is first[0]
     assert again[2] is first[1]
@@ -37,7 +41,7 @@ def test_the_same_bytes_are_the_same_object():
 def test_no_two_of_one_body_are_the_same_object():
     seen = MessageCache()
     for _ in range(2):
-        body = seen.intern(body_of(*[said("go on")] * 3), "messages")
+        body = seen.parse(data_of(*[said("go on")] * 3), "messages")
         assert body.value["messages"] == [said("go on")] * 3
         assert len(set(map(id, body.value["messages"]))) == 3
         assert [value for value, _ in body.elements["messages"]] == body.value["messages"]
@@ -45,10 +49,10 @@ def test_no_two_of_one_body_are_the_same_object():
 
 def test_what_is_forgotten_is_asked_anew():
     seen = MessageCache(chars=1000)
-    old = seen.intern(body_of(said("old")), "messages").value["messages"][0]
+    old = seen.parse(data_of(said("old")), "messages").value["messages"][0]
     for n in range(40):
-        seen.intern(body_of(said(f"{n} " + "x" * 100)), "messages")
-    assert seen.intern(body_of(said("old")), "messages").value["messages"][0] is not old
+        seen.parse(data_of(said(f"{n} " + "x" * 100)), "messages")
+    assert seen.parse(data_of(said("old")), "messages").value["messages"][0] is not old
 
 
 def test_what_the_messages_of_an_earlier_request_hold_the_next_one_holds():
@@ -68,9 +72,9 @@ def test_what_the_messages_of_an_earlier_request_hold_the_next_one_holds():
 
 def test_each_api_makes_its_own_of_an_equal_message():
     seen, message = MessageCache(), said("a")
-    asked = seen.intern(parse_body(json.dumps({"input": [said("b"), message]}).encode(), "input"), "input")
+    asked = seen.parse(json.dumps({"input": [said("b"), message]}).encode(), "input")
     from_items(asked.value["input"], derive=asked.derive)
-    body = seen.intern(body_of(message), "messages")
+    body = seen.parse(data_of(message), "messages")
     read = from_anthropic(body.value["messages"], derive=body.derive)
     assert read.places == from_anthropic([message]).places
 
@@ -95,7 +99,7 @@ def test_what_is_made_of_a_message_is_made_once_and_known():
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "found"}]}
 
     def chat(*messages):
-        body = seen.intern(body_of(*messages), "messages")
+        body = seen.parse(data_of(*messages), "messages")
         return from_anthropic(body.value["messages"], None, body.derive).messages
 
     first = chat(said("look"), answer, result)
@@ -121,7 +125,7 @@ def test_a_message_that_is_made_of_several_is_the_same_at_the_next_step():
     ):
         seen, last = MessageCache(), []
         for stop in range(1 + step, len(source) + 1, step):
-            body = seen.intern(body_of(*source[:stop]), "messages")
+            body = seen.parse(data_of(*source[:stop]), "messages")
             chat = read(body.value["messages"], body.derive).messages
             assert chat == read(source[:stop], derive_anew).messages
             assert all(a is b for a, b in zip(last, chat, strict=False))
@@ -138,7 +142,7 @@ def test_a_body_says_what_it_said(requests):
     seen = MessageCache(chars=120)
     for given_ in requests:
         plain = body_of(*given_, stream=True)
-        body = seen.intern(plain, "messages")
+        body = seen.parse(plain.data, "messages")
         assert body.value == plain.value
         assert render_body(body, {"messages": body.value["messages"]}) == plain.data
         kept = body.value["messages"][::2]

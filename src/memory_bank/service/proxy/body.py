@@ -381,11 +381,6 @@ class MessageCache:
         self._by_text: WeakValueDictionary[tuple[str, str, str], _CachedMessage] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def parse(self, data: bytes, key: str, *editable: str, provider: str = "") -> Body:
-        """``parse_body`` with cached objects as elements of the member ``key``. Raises BodyError."""
-        known = partial(self._known, provider)
-        return self.intern(parse_body(data, key, *editable, known=known), key, provider)
-
     def _known(self, provider: str, member: str, text: str, head: Elements) -> Elements:
         """The elements, from ``head`` on, with which an array begins like that of an earlier request."""
         start = head[0][1][0]
@@ -409,8 +404,12 @@ class MessageCache:
             return elements[:same]
         return tuple((m, (begin + moved, end + moved)) for m, (begin, end) in elements[:same])
 
-    def intern(self, body: Body, key: str, provider: str = "") -> Body:
-        """The body with cached objects as elements of its member ``key``; no object occurs twice in it."""
+    def parse(self, data: bytes, key: str, *editable: str, provider: str = "") -> Body:
+        """``parse_body`` with cached objects as elements of the member ``key``; no object occurs twice among them.
+
+        Raises BodyError.
+        """
+        body = parse_body(data, key, *editable, known=partial(self._known, provider))
         elements = body.elements.get(key)
         if not elements:
             return body
