@@ -15,8 +15,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
 from memory_bank.errors import ConfigError, NotAuthorizedError, StorageError
 from memory_bank.service.app import create_app
-from memory_bank.service.security.access import Keyring, caller_of
-from memory_bank.service.security.gate import check_binding
+from memory_bank.service.security.access import Keyring, caller_of, check_binding
 from memory_bank.testing import ScriptedServer
 
 WHO = "/v1/test-who"

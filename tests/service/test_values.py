@@ -14,8 +14,7 @@ from tests.chats import JSON, TEXT
 
 from memory_bank.errors import ConfigError
 from memory_bank.service.api.requests import decoded, in_thread, json_object, json_utf8
-from memory_bank.service.security.access import stored_id
-from memory_bank.service.security.gate import path_by_segments
+from memory_bank.service.security.access import path_by_segments, stored_id
 
 
 @given(st.dictionaries(TEXT, JSON, max_size=4))

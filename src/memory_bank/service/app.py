@@ -49,8 +49,7 @@ from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
 from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import Upstream
-from memory_bank.service.security.access import Keyring, stored_id
-from memory_bank.service.security.gate import AllowedHosts, Gate
+from memory_bank.service.security.access import AllowedHosts, Gate, Keyring, stored_id
 from memory_bank.service.security.redaction import Redaction
 from memory_bank.service.server.database import open_database
 from memory_bank.service.sessions import Rebuilt, Sessions

@@ -48,8 +48,7 @@ from memory_bank.processor import MemoryProcessor, NotSentError, apply_policy, c
 from memory_bank.service.project import project_of_prompt
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import Memo
-from memory_bank.service.security.access import public_name, stored_id, writable_id
-from memory_bank.service.security.gate import is_loopback
+from memory_bank.service.security.access import is_loopback, public_name, stored_id, writable_id
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import folder_of
 from memory_bank.transcript.messages import check_messages, check_shape, content_text, read, same_objects

@@ -26,8 +26,7 @@ from memory_bank.errors import (
 from memory_bank.models.usage import NO_USAGE, ReportedUsage, merge_usage, read_usage, usages_of
 from memory_bank.service.proxy.body import JsonObject, as_object
 from memory_bank.service.proxy.events import MOST_BYTES
-from memory_bank.service.security.access import own_key
-from memory_bank.service.security.gate import is_loopback
+from memory_bank.service.security.access import is_loopback, own_key
 
 try:
     import httpx2

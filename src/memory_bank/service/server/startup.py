@@ -29,7 +29,7 @@ from memory_bank.selection.model import load_model
 from memory_bank.service.app import connections
 from memory_bank.service.operations import logs
 from memory_bank.service.operations.background import chat_of, model_of
-from memory_bank.service.security.gate import AllowedHosts, check_binding
+from memory_bank.service.security.access import AllowedHosts, check_binding
 from memory_bank.service.security.proof import make_secret
 from memory_bank.service.server.database import open_database
 from memory_bank.service.server.process import Workers, serve_here
