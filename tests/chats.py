@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from memory_bank.config import load_config
+from memory_bank.pricing import Charge, PrefixCache
 from memory_bank.transcript.messages import MARK
 
 FOLDING = load_config().strategy("memory_bank").model_dump() | {"history_budget": 4_000, "refresh_after": 0}
@@ -51,6 +52,11 @@ def rounds(n: int, size: int = 40, start: int = 0) -> list[dict[str, Any]]:
         body = json.dumps({"order_id": f"ORD-{1000 + i}", "note": "x" * size, "n": i})
         out += [call((f"c{i}", "get_order", {"number": i})), result(f"c{i}", body)]
     return out
+
+
+def report(cache: PrefixCache, standing: int, cached: int | None) -> None:
+    """An answer that reports so many cached tokens, to a request with ``standing`` tokens of the one before."""
+    cache.answered(Charge(0.0, 0.0, standing, before=(0, 0)), cached)
 
 
 def entries(chat: Any, context: list[Any]) -> list[tuple[int | None, Any]]:

@@ -19,6 +19,7 @@ from memory_bank.pricing import (
     list_prices,
     price_of,
 )
+from tests.chats import report
 
 PRICES = {
     "gpt-4.1": Price(prompt=2, completion=8, cached=0.5),
@@ -73,17 +74,17 @@ def test_the_full_history_is_estimated_with_a_cache_that_holds_all():
 
 def missed(cache, times=MISSES):
     for _ in range(times):
-        cache.report(LEAST_STANDING, 0)
+        report(cache, LEAST_STANDING, 0)
     return cache.read
 
 
 def test_some_misses_in_a_row_mean_no_cache_and_one_hit_means_one():
     cache = PrefixCache()
     assert missed(cache, MISSES - 1) == 0.1
-    cache.report(LEAST_STANDING, None)  # an answer without usage is none of them, and does not end the row
-    cache.report(LEAST_STANDING - 1, 0)  # nor is one to a prefix that is too short to be kept
+    report(cache, LEAST_STANDING, None)  # an answer without usage is none of them, and does not end the row
+    report(cache, LEAST_STANDING - 1, 0)  # nor is one to a prefix that is too short to be kept
     assert missed(cache, 1) == 1.0
-    cache.report(0, 128)
+    report(cache, 0, 128)
     assert cache.read == 0.1
     assert missed(cache, MISSES - 1) == 0.1
 
@@ -95,13 +96,13 @@ def test_a_cache_is_assumed_again_after_some_answers():
         assert missed(cache) == 1.0
         found.append(0)
         while cache.read == 1.0:
-            cache.report(0, 0)
+            report(cache, 0, 0)
             found[-1] += 1
     assert found == [RETRY_AFTER] * 3
-    cache.report(0, 128)
+    report(cache, 0, 128)
     assert missed(cache) == 1.0
     for _ in range(RETRY_AFTER):
-        cache.report(0, 0)
+        report(cache, 0, 0)
     assert cache.read == 0.1
 
 

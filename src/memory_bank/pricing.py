@@ -476,30 +476,22 @@ class PrefixCache:
         """Take the cached tokens that the complete answer to a request reports, None for unknown.
 
         ``by_marks``: the provider caches a prefix at cache marks alone. A request that changes the messages before
-        the last of them need not find anything, and says nothing of the cache. ``written``: tokens that are cached
-        from now on.
+        the last of them need not find anything, and says nothing of the cache; neither does a prefix shorter than
+        LEAST_STANDING. ``written``: tokens that are cached from now on.
         """
         if cached == 0 and charge.bare:  # what memory's first marks have written can be read
             cached = written
         stands = charge.before is not None and (charge.is_longer or not by_marks)
         standing = charge.standing if stands else 0
-        self.report(
-            standing if charge.cache_marks is None else LEAST_STANDING * bool(charge.cache_marks[0]), cached
-        )
-        with self._lock:
-            if charge is self._latest and (cached is not None or charge.counts[0]):
-                self._answered = charge.counts
-
-    def report(self, standing: int, cached: int | None) -> None:
-        """Take an answer's cached tokens, None for unknown; the request had ``standing`` tokens of the one before.
-
-        Prefixes shorter than LEAST_STANDING say nothing; report 0 for one that was not sent recently.
-        """
+        if charge.cache_marks is not None:
+            standing = LEAST_STANDING * bool(charge.cache_marks[0])
         with self._lock:
             if cached or self._misses >= MISSES + RETRY_AFTER - 1:
                 self._misses = 0
             elif self._misses >= MISSES or (cached is not None and standing >= LEAST_STANDING):
                 self._misses += 1
+            if charge is self._latest and (cached is not None or charge.counts[0]):
+                self._answered = charge.counts
 
     def ratio(self, charge: Charge, tokens: int, reported: int, *, whole: bool, plain: bool = False) -> float:
         """Return how many tokens the provider counts for one token counted by memory, in this session's messages.

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import call, good_chats, parted, result, say, system, user
+from tests.chats import call, good_chats, parted, report, result, say, system, user
 from tests.examples import examples, first_short
 from tests.shops import messages_of, shop_run
 
@@ -225,13 +225,13 @@ def test_without_a_prefix_cache_a_standing_fold_is_given_up():
         stood, before = stands(before, now), now
     assert stood and not state.last_plan.unchanged
     for _ in range(MISSES):
-        state.prefix_cache.report(LEAST_STANDING, 0)
+        report(state.prefix_cache, LEAST_STANDING, 0)
     assert state.prefix_cache.read == 1
     for end in ends(chat)[60:64]:
         now = apply(chat[:end], state, history_budget=2_000)
         assert not stands(before, now)
         before = now
-    state.prefix_cache.report(0, 100)  # it works again: the next fold stands
+    report(state.prefix_cache, 0, 100)  # it works again: the next fold stands
     first, second = (apply(chat[:end], state, history_budget=2_000) for end in ends(chat)[64:66])
     assert stands(first, second)
 

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 import sqlalchemy as sa
 from tests import blocks
-from tests.chats import call, result, say, system, user
+from tests.chats import call, report, result, say, system, user
 from tests.contracts.stores import together
 from tests.examples import first_short
 
@@ -339,10 +339,10 @@ def test_what_the_provider_tells_of_its_cache_holds_in_every_process(bank_url):
     one.ask(lists[0]), other.ask(lists[1])
     cache = one.processor.state("b", "s").prefix_cache
     for _ in range(3):
-        cache.report(10_000, 0)
+        report(cache, 10_000, 0)
     one.ask(lists[2]), other.ask(lists[3])
     assert other.processor.state("b", "s").prefix_cache.is_denied
-    other.processor.state("b", "s").prefix_cache.report(0, 5)
+    report(other.processor.state("b", "s").prefix_cache, 0, 5)
     other.processor.state("b", "s").save()
     one.ask(lists[4])
     assert not cache.is_denied
@@ -491,7 +491,7 @@ def test_a_model_of_any_name_is_known_with_what_its_provider_told(bank_url):
     bank.open_session("s")
     state.prefix_cache.take_price(None, name)
     for _ in range(3):
-        state.prefix_cache.report(10_000, 0)
+        report(state.prefix_cache, 10_000, 0)
     state.save()
     other = MemoryBankState.open(bank_url, "s")
     other.prefix_cache.take_price(None, name)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.blocks import rounds as blocks
 from tests.blocks import user as said
-from tests.chats import call, result, rounds, say, system, user
+from tests.chats import call, report, result, rounds, say, system, user
 from tests.examples import first_short
 from tests.service.caching import Cached
 from tests.service.processes import until
@@ -89,7 +89,7 @@ def test_a_provider_that_reports_that_nothing_was_cached_gets_a_fold_at_every_st
         assert done[-1].memory == "rebuilt"
         assert all(changes(done)[-12:])
         # a cache that begins to work is noticed by the first tokens that are reported
-        cache_of(p).report(0, 512)
+        report(cache_of(p), 0, 512)
         assert cache_of(p).read == 0.1
 
 
@@ -207,7 +207,7 @@ def test_a_cache_is_assumed_again_after_a_while(tmp_path):
         upstream.works = True
         cache = cache_of(p)
         for _ in range(RETRY_AFTER):
-            cache.report(0, 0)
+            report(cache, 0, 0)
         assert cache.read == 0.1
         before = len(p.exchanges)
         done = [step(p, [*START, *rounds(n, size=6_000)]) for n in range(30, 36)]
