@@ -143,10 +143,11 @@ async def send(proxy: Proxy, exchange: Exchange) -> UpstreamAnswer:
     while True:
         if exchange.tokens is not None:
             exchange.tokens += tokens
-        answer, failure = None, None
+        answer, failure, usage = None, None, UsageReader()
+        headers, query = proxy.add_trace(exchange.headers), exchange.query
         try:
             answer = await proxy.upstreams[api.provider].send(
-                exchange.method, exchange.path, proxy.add_trace(exchange.headers), data, query=exchange.query
+                exchange.method, exchange.path, headers, data, query=query, usage=usage
             )
             # an answer with status 200 is read until it is known to be one
             if form != first or first == CHANGED or refusals.in_vain or not 200 <= answer.status < 300:
@@ -178,8 +179,7 @@ async def send(proxy: Proxy, exchange: Exchange) -> UpstreamAnswer:
         form, data, tokens = UNTHINKING, render_body(exchange.body, members), exchange.full_tokens or 0
     if last.answer is not None and last.failure is None:
         exchange.answered_tokens += tokens
-        exchange.readers.append(reader := UsageReader(is_readable=last.answer.is_readable))
-        last.answer.body = reader.reading(last.answer.body)
+        exchange.readers.append(usage)
     if form == CHANGED:
         refusals.accepts(memory, exchange.session, with_tools=with_tools, hides=hides)
         return last.result()

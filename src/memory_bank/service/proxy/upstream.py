@@ -190,11 +190,12 @@ class Upstream:
         body: bytes | AsyncIterable[bytes] = b"",
         *,
         query: bytes = b"",
+        usage: UsageReader | None = None,
     ) -> UpstreamAnswer:
         """Send a request and return when its answer begins; the caller closes the answer.
 
         ``path`` follows the base URL and is sent as it is. ``headers`` are those of ``request_headers``; the
-        length of a body of bytes is set here.
+        length of a body of bytes is set here. ``usage`` reads the answer as it passes.
 
         Raises UpstreamError without an answer, NotFoundError for a path with dot segments, and whatever
         reading the body raises.
@@ -246,7 +247,9 @@ class Upstream:
         passed.append((b"content-security-policy", b"sandbox"))
         is_plain = response.headers.get("content-encoding", "").strip().lower() in ("", "identity")
         is_readable = is_plain and 200 <= response.status_code < 300
-        answer = UpstreamAnswer(response.status_code, passed, _chunks(stream), close, is_readable)
+        if usage is not None:
+            usage.is_readable = is_readable
+        answer = UpstreamAnswer(response.status_code, passed, _chunks(stream, usage), close, is_readable)
         if not 200 <= answer.status <= 599:
             await answer.aclose()
             raise UpstreamError(f"the model's API answered with the invalid status {answer.status}.")
@@ -270,10 +273,12 @@ class Upstream:
         return f"the request cannot be sent to {where} as it is ({type(error).__name__})."
 
 
-async def _chunks(stream: httpx2.AsyncByteStream) -> AsyncIterator[bytes]:
-    """The bytes of an answer as they arrive. Raises UpstreamError."""
+async def _chunks(stream: httpx2.AsyncByteStream, usage: UsageReader | None) -> AsyncIterator[bytes]:
+    """The bytes of an answer as they arrive, which ``usage`` reads. Raises UpstreamError."""
     try:
         async for chunk in stream:
+            if usage is not None and usage.is_readable:
+                usage.feed(chunk)
             yield chunk
     except httpx2.TimeoutException:
         raise UpstreamError("the model's API stopped sending within its answer.", passing=True) from None
@@ -367,13 +372,6 @@ class UsageReader:
     _usage: JsonObject = field(default_factory=dict)
 
     KEPT = 262_144
-
-    async def reading(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The body of the answer, which is read as it passes."""
-        async for chunk in body:
-            if self.is_readable:
-                self.feed(chunk)
-            yield chunk
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the answer."""
