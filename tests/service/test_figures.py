@@ -296,3 +296,25 @@ def test_forgetting_a_record_takes_the_answers(tmp_path):
         assert p.ask("/v1/sessions/task/records/1", "DELETE").status == 204
         found = step_of(p)
     assert (found["answer"], found["calls"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ({"error": "No credits left"}, "No credits left"),
+        (
+            {"choices": [{"delta": {}, "error": {"code": 502, "message": "The provider is down"}}]},
+            "The provider is down",
+        ),
+        ({"object": "error", "message": "Too long"}, "Too long"),
+    ],
+)
+def test_an_error_of_a_gateway_is_the_steps(tmp_path, error, text):
+    path, body = BODIES["chat"]
+    said = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "I beg"}}]}
+    pieces = [f"data: {json.dumps(e)}\n\n" for e in (said, error)]
+    stream = Reply(raw=pieces, headers={"Content-Type": "text/event-stream"})
+    with scripted([stream], tmp_path, {"small": BANK}, strict=False) as (_, p):
+        post(p.port, path, {**body, "model": "m", "stream": True}, b"x-memory-session: task")
+        p.told()
+        assert step_of(p)["step"]["error"] == text

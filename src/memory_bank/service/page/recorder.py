@@ -14,7 +14,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, packed
 from memory_bank.errors import StorageError
-from memory_bank.service.proxy.api import Dialect
+from memory_bank.service.proxy.api import Dialect, error_in
 from memory_bank.service.proxy.body import as_object, parse_object
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.sessions import Rebuilt
@@ -188,9 +188,9 @@ def read_answer(
         for event in (*splitter.feed(data), *splitter.close()):
             if event.value is not None:
                 stream.read(event.value)
-                error = error or _error_of(event.value)
+                error = error or error_in(event.value)
         value = stream.answer()
-    error = error or _error_of(value)
+    error = error or error_in(value)
     turn = dialect.read_answer(value, {})
     text = "\n\n".join(t for m in turn.messages for t in _texts(m) if t)
     left = [ANSWER_CHARS]
@@ -203,19 +203,13 @@ def read_answer(
     ]
     parts = _cut(redact(text), left)
     answer = {"parts": parts, "calls": calls} if parts or calls else None
-    return answer, None if error is None else redact(error)[:ERROR_CHARS]
+    return answer, redact(_told(error))[:ERROR_CHARS] if error else None
 
 
-def _error_of(value: Mapping[str, Any]) -> str | None:
-    """The error that an answer or an event names."""
-    error = value.get("error") or as_object(value.get("response")).get("error")
-    if not error:
-        return None
-    members = as_object(error)
-    named = [str(members[k]) for k in ("type", "code") if members.get(k)]
-    return str(
-        members.get("message") or "; ".join(named) or (error if isinstance(error, str) else compact(error))
-    )
+def _told(error: Mapping[str, Any]) -> str:
+    """The text of an error: its message, else its type and code, else all of it."""
+    named = [str(error[k]) for k in ("type", "code") if error.get(k)]
+    return str(error.get("message") or "; ".join(named) or compact(error))
 
 
 def _texts(message: object) -> list[str]:

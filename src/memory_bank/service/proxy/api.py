@@ -304,6 +304,19 @@ def own_tools(request: JsonObject) -> list[object]:
     return [{"tools": request.get("tools")}, {"tools": request.get("functions")}, *added]
 
 
+def error_in(value: JsonObject) -> JsonObject | None:
+    """The error in an answer or an event, as an object; None without one."""
+    response = as_object(value.get("response"))
+    choices = value.get("choices")
+    choice = as_object(choices[0]) if isinstance(choices, list) and choices else {}
+    given: Any = value.get("error") or response.get("error") or choice.get("error")
+    if given:
+        return given if isinstance(given, dict) else {"message": str(given)}
+    if "error" in (value.get("type"), value.get("object")):
+        return value
+    return {} if "failed" in (value.get("status"), response.get("status")) else None
+
+
 def valid_arguments(arguments: object) -> str:
     """A call's arguments for the next request; ``{}`` for invalid JSON, which some providers refuse."""
     if not isinstance(arguments, str) or not arguments.strip() or "_raw" in parse_arguments(arguments):

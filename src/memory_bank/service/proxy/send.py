@@ -6,13 +6,11 @@ import logging
 import re
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from memory_bank.errors import BodyError, UpstreamError
-from memory_bank.service.proxy.api import Dialect, EventKind
+from memory_bank.service.proxy.api import Dialect, EventKind, error_in
 from memory_bank.service.proxy.body import (
     JsonObject,
-    as_object,
     in_thread_if_large,
     parse_object,
     render_body,
@@ -252,7 +250,7 @@ async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObje
     try:
         if not 200 <= answer.status < 300:
             value = parse_object(await answer.hold() or b"")
-            return FailedAnswer(answer.status, _kind(_error_in(value) or {}))
+            return FailedAnswer(answer.status, _kind(error_in(value) or {}))
         if not answer.is_readable:
             return None
         json_type = answer.kind.startswith(b"application/json")
@@ -264,7 +262,7 @@ async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObje
             has_begun = data is None or dialect.answer_key in value
     except UpstreamError as e:
         return FailedAnswer(NO_ANSWER, "broken off", e)
-    if (error := _error_in(value)) is not None:
+    if (error := error_in(value)) is not None:
         return FailedAnswer(_status(error), _kind(error))
     return None if has_begun else FailedAnswer(NO_ANSWER, "no answer")
 
@@ -279,7 +277,7 @@ async def _first_event(
     def event_in(chunk: bytes) -> JsonObject | None:
         events = splitter.feed(chunk) if chunk else splitter.close()
         for value in (e.value for e in events if e.value is not None):
-            if _error_in(value) is not None or reader.read(value) is not EventKind.SILENT:
+            if error_in(value) is not None or reader.read(value) is not EventKind.SILENT:
                 return value
         return None
 
@@ -297,19 +295,6 @@ async def _first_event(
         raise
     answer.body = after(bytes(buffered), body)
     return value or {}, value is not None or passes
-
-
-def _error_in(value: JsonObject) -> JsonObject | None:
-    """The error in an answer or an event, as an object; None without one."""
-    response = as_object(value.get("response"))
-    choices = value.get("choices")
-    choice = as_object(choices[0]) if isinstance(choices, list) and choices else {}
-    given: Any = value.get("error") or response.get("error") or choice.get("error")
-    if given:
-        return given if isinstance(given, dict) else {"message": str(given)}
-    if "error" in (value.get("type"), value.get("object")):
-        return value
-    return {} if "failed" in (value.get("status"), response.get("status")) else None
 
 
 def _status(error: JsonObject) -> int:
