@@ -444,17 +444,17 @@ class ServiceSettings(Settings):
 def upstreams_of(settings: ServiceSettings) -> dict[Literal["openai", "anthropic"], str]:
     """The base URLs of upstreams without a trailing slash; Anthropic's ends with ``/v1``. Raises ConfigError."""
     openai = _base_url(settings.upstream, "OPENAI_BASE_URL", OPENAI, "the upstream", "--upstream")
-    what, option = "the upstream of the Messages API", "--upstream-anthropic"
-    anthropic = _base_url(settings.upstream_anthropic, "ANTHROPIC_BASE_URL", ANTHROPIC, what, option)
+    subject, option = "the upstream of the Messages API", "--upstream-anthropic"
+    anthropic = _base_url(settings.upstream_anthropic, "ANTHROPIC_BASE_URL", ANTHROPIC, subject, option)
     return {"openai": openai, "anthropic": f"{anthropic.removesuffix('/v1')}/v1"}
 
 
-def _base_url(setting: str, variable: str, default: str, what: str, option: str) -> str:
+def _base_url(setting: str, variable: str, default: str, subject: str, option: str) -> str:
     url = (setting or os.environ.get(variable) or default).strip().rstrip("/")
     parts = urlsplit(url) if is_url(url) else None
     if parts is None or parts.query or parts.fragment or parts.username is not None:
         where = f"check {option} or {variable} (it must not contain a key)"
-        raise ConfigError(f"{what} is no URL such as {default}: {where}.")
+        raise ConfigError(f"{subject} is no URL such as {default}: {where}.")
     return url
 
 

@@ -22,7 +22,7 @@ class Costs:
     def __init__(self, counter: TokenCounter, most: int = 100_000) -> None:
         self.counter = counter
         self._most = most
-        self._known: dict[tuple[bool, str], int] = {}
+        self._counts: dict[tuple[bool, str], int] = {}
 
     def part(self, message: object) -> Part:
         """One message as a part of a request."""
@@ -32,11 +32,11 @@ class Costs:
         text = f"{read(message, 'role')} {text}{compact(calls) if calls else ''}"
         if read(message, "role") is None or read(message, "function_call"):
             return text, self.counter.count_message(message)
-        tokens = self._known.get((plain, text))
+        tokens = self._counts.get((plain, text))
         if tokens is None:
-            if len(self._known) >= self._most:
-                self._known.clear()
-            tokens = self._known[plain, text] = self.counter.count_message(message)
+            if len(self._counts) >= self._most:
+                self._counts.clear()
+            tokens = self._counts[plain, text] = self.counter.count_message(message)
         return text, tokens
 
     def parts(self, messages: Sequence[object]) -> list[Part]:

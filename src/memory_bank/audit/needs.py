@@ -132,11 +132,11 @@ class _SearchIndex:
     def __init__(self, trace: Trace) -> None:
         self.outputs: set[int] = set()  # positions of tool outputs
         self._asked: set[int] = set()  # of system and user messages
-        self._own: set[int] = set()  # of the assistant's
+        self._replies: set[int] = set()  # of the assistant's
         self._turns: list[int] = []  # where interactions begin
         self._texts: list[NormalText] = []
         self._holding: dict[str, list[int]] = {}  # word → positions
-        self._known: dict[str, tuple[int, list[int]]] = {}  # form → messages searched, positions found
+        self._places: dict[str, tuple[int, list[int]]] = {}  # form → messages searched, positions found
         try:
             schema = json.dumps(trace.tools, ensure_ascii=False, default=str) if trace.tools else ""
         except (RecursionError, ValueError):
@@ -153,7 +153,7 @@ class _SearchIndex:
         elif kind in (MessageKind.SYSTEM, MessageKind.USER):
             self._asked.add(position)
         elif is_turn(message):
-            self._own.add(position)
+            self._replies.add(position)
         if kind is MessageKind.CALL:
             self._turns.append(position)
 
@@ -186,7 +186,7 @@ class _SearchIndex:
 
     def _need(self, value: str, forms: tuple[NormalText, ...], kind: NeedKind) -> Need | None:
         places = {p for form in forms for p in self._search(form)}
-        outputs, from_agent = places & self.outputs, places & self._own
+        outputs, from_agent = places & self.outputs, places & self._replies
         if not outputs or places & self._asked or self._schema.holds(forms):
             return None
         latest = max(outputs | from_agent)
@@ -202,14 +202,14 @@ class _SearchIndex:
 
     def _search(self, form: NormalText) -> list[int]:
         """The positions of the messages that hold a form, oldest first; no message is searched twice."""
-        searched, positions = self._known.get(form, (0, []))
+        searched, positions = self._places.get(form, (0, []))
         if searched < len(self._texts):
             candidates: Sequence[int] = range(searched, len(self._texts))
             if form.words:  # only messages that hold its rarest word
                 rarest = min((self._holding.get(w, []) for w in sorted(form.words)), key=len)
                 candidates = rarest[bisect_right(rarest, searched - 1) :]
             positions += [p for p in candidates if self._texts[p].places(form)]
-            self._known[form] = (len(self._texts), positions)
+            self._places[form] = (len(self._texts), positions)
         return positions
 
     def _supports(self, forms: Sequence[NormalText], positions: Iterable[int]) -> tuple[frozenset[str], ...]:

@@ -670,24 +670,24 @@ class MemoryBankState(Session):
         return self.database.get_session(self.session_id, "note")
 
     def note_later(
-        self, calls: Sequence[tuple[int, str, str]], said: Sequence[str], done: Callable[[], None]
+        self, calls: Sequence[tuple[int, str, str]], asked: Sequence[str], done: Callable[[], None]
     ) -> None:
         """Have the Observer's model write the note of a fold in a thread, and call ``done`` once it is stored.
 
-        ``calls`` are those since the note before: number, trace_id, the agent's words; ``said``: what the user said,
+        ``calls`` are those since the note before: number, trace_id, the agent's words; ``asked``: what the user said,
         from the task on. Nothing happens without a model, or while a note is being written: the next one is then
         about these calls, too.
         """
         observer, generation, count = self._insights.observer, self.generation, self.counter.count_text
         facts, session_id, earlier = self.fact_store, self.session_id, self.note
-        task = [self._task, *(s for s in said if s != self._task)] if self._task else said
+        task = [self._task, *(s for s in asked if s != self._task)] if self._task else asked
         if observer.name == EXTRACTIVE or (self._noting is not None and self._noting.is_alive()):
             return
 
         def write() -> None:
             try:
                 records = {r.trace_id: r for r in facts.get_many([t for _, t, _ in calls])}
-                texts = [describe_call(n, records[t], said, 1_000) for n, t, said in calls if t in records]
+                texts = [describe_call(n, records[t], words, 1_000) for n, t, words in calls if t in records]
                 note = observer.note(earlier, texts, task)
                 if isinstance(note, str):
                     self.database.set_note(session_id, fit_text(note, NOTE_TOKENS, count), generation)

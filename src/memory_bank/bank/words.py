@@ -330,14 +330,14 @@ _keeping = threading.Lock()
 
 def _loose_words(
     c: Connection,
-    kept: LRUCache[Hashable, LooseWords],
+    cache: LRUCache[Hashable, LooseWords],
     key: Hashable,
     which: sa.ColumnElement[bool],
     values: Any,
 ) -> LooseWords:
-    """The rows of ``words`` of a scope; those that are in ``kept`` under the ``key`` are not read again."""
+    """The rows of ``words`` of a scope; those that are in the ``cache`` under the ``key`` are not read again."""
     with _keeping:
-        words = kept.get(key, LooseWords())
+        words = cache.get(key, LooseWords())
     if len(words.seqs):
         extent = c.execute(_EXTENT.where(which), {**values, "last": int(words.seqs[-1])}).one()
         if tuple(map(int, extent)) != (len(words.seqs), words.seqs.sum()):
@@ -346,13 +346,13 @@ def _loose_words(
     if new := c.execute(_LOOSE.where(which, _w.seq > LAST), {**values, "last": last}).all():
         words = words.extended(new)
         with _keeping, suppress(ValueError):  # more than there is room for
-            kept[key] = words
+            cache[key] = words
     return words
 
 
 def read_index(
     c: Connection,
-    kept: LRUCache[Hashable, LooseWords],
+    cache: LRUCache[Hashable, LooseWords],
     namespace: str,
     query: Hashes,
     sessions_of: sa.Select[Any] | None,
@@ -360,7 +360,7 @@ def read_index(
 ) -> Indexed:
     """The data that a search needs, within a snapshot: of the sessions of a statement, or of the whole ``namespace``.
 
-    ``kept``: words in no block that this process has read before.
+    ``cache``: words in no block that this process has read before.
     """
     values: dict[str, Any] = {"namespace": namespace, "session": session_id}
     bodies, included = _BODIES, None
@@ -392,7 +392,7 @@ def read_index(
         terms, of, weights = _unpacked(body).asked(query)
         numbers = start[first][of]
         postings.append(Postings(terms[numbers >= 0], numbers[numbers >= 0], weights[numbers >= 0]))
-    loose = _loose_words(c, kept, (namespace, included), which, values)
+    loose = _loose_words(c, cache, (namespace, included), which, values)
     if len(loose.seqs):
         sessions = np.array([names.setdefault(name, len(names)) for name in loose.names])[loose.session]
         parts.append((loose.seqs, sessions, loose.place, loose.heads))

@@ -486,17 +486,17 @@ class InsightWriter:
         if self.missing and self.settings.observer_mode != "off":
             new = {r.trace_id: r for r in records}
             wanted = [t for t, draft in self.missing.items() if draft is None]
-            found = self.facts.get_many([t for t in wanted if t not in new])
-            found += [new[t] for t in wanted if t in new]
+            old = self.facts.get_many([t for t in wanted if t not in new])
+            old += [new[t] for t in wanted if t in new]
             if self.settings.observer_mode == "inline":
-                drafts = self.observer.observe_all(found, task)
+                drafts = self.observer.observe_all(old, task)
             else:
-                drafts = list(map(self._draft, found))
+                drafts = list(map(self._draft, old))
             self.missing.update((d.trace_id, d) for d in drafts)
             drafts = [draft for draft in self.missing.values() if draft is not None]
             if drafts and self.store is not None:
                 self.store.add_many(
-                    drafts, records=found, waiting=self._sent, only_wanted=True, beside=beside,
+                    drafts, records=old, waiting=self._sent, only_wanted=True, beside=beside,
                     durable=self.observer.name != EXTRACTIVE,  # these are made again
                 )  # fmt: skip
                 beside = None

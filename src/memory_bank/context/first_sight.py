@@ -172,8 +172,8 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
                 sight.saved[interaction.start] = sight.saved.get(interaction.start, 0) + saved
                 less += saved
         number, tokens = sight.foldable[-1]
-        more = (0, 0) if interaction.stays else (1, sight.tokens(interaction))
-        sight.foldable.append((number + more[0], tokens + more[1]))
+        added = (0, 0) if interaction.stays else (1, sight.tokens(interaction))
+        sight.foldable.append((number + added[0], tokens + added[1]))
     sight.count = len(view.interactions)
     return sight
 

@@ -35,7 +35,7 @@ class ADKWire(PartWire[Any]):
 
     def __init__(self, ids: dict[int, str]) -> None:
         self._ids = ids
-        self._made: list[Any] = []
+        self._parts: list[Any] = []
 
     def read(self, native: Any) -> dict[int, Part]:
         parts: dict[int, Part] = {}
@@ -84,7 +84,7 @@ class ADKWire(PartWire[Any]):
                 part = types.Part(text=text, thought_signature=part.thought_signature)
             if part is not original and id(original) in self._ids:
                 self._ids[id(part)] = self._ids[id(original)]
-                self._made.append(part)  # while it lives no other part has its identity
+                self._parts.append(part)  # while it lives no other part has its identity
             parts.append(part)
         return native.model_copy(update={"parts": parts}) if parts else None
 

@@ -133,14 +133,14 @@ class MemoryBankMiddleware(AgentMiddleware):
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         """Call the model with a rebuilt context."""
-        messages = self.bridge.rebuild(request.messages, _thread(request.runtime), **_known(request))
+        messages = self.bridge.rebuild(request.messages, _thread(request.runtime), **_facts(request))
         return handler(request.override(messages=messages))
 
     async def awrap_model_call(
         self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[Any]]
     ) -> Any:
         """Call the model with a rebuilt context."""
-        messages = await self.bridge.arebuild(request.messages, _thread(request.runtime), **_known(request))
+        messages = await self.bridge.arebuild(request.messages, _thread(request.runtime), **_facts(request))
         return await handler(request.override(messages=messages))
 
     def _tool(self, schema: ToolFunction) -> BaseTool:
@@ -157,7 +157,7 @@ class MemoryBankMiddleware(AgentMiddleware):
         )
 
 
-def _known(request: ModelRequest) -> ModelCall:
+def _facts(request: ModelRequest) -> ModelCall:
     system = None if request.system_message is None else str(request.system_message.text)
     thinking = request.model_settings.get("thinking") or getattr(request.model, "thinking", None)
     return ModelCall(system=system, thinking=thinking_rule(thinking))

@@ -195,7 +195,7 @@ class HistoryMemory(smol.AgentMemory):
         self.pad = pad
         self._prompt = smol.SystemPromptStep("")
         self._steps = _Steps(self)
-        self._known: list[_Known] = []  # what both sides had when they were compared
+        self._synced: list[_Synced] = []  # what both sides had when they were compared
         self._is_busy = False
         self._show()
         history.refresh = self.refresh
@@ -241,24 +241,24 @@ class HistoryMemory(smol.AgentMemory):
 
     def _take(self) -> bool:
         """Give the history the list, if that was changed since it was shown, and return whether it was."""
-        by_id: dict[int, list[_Known]] = {}  # a step may be in the list twice
-        for k in reversed(self._known):
+        by_id: dict[int, list[_Synced]] = {}  # a step may be in the list twice
+        for k in reversed(self._synced):
             by_id.setdefault(id(k.native), []).append(k)
         natives = [n for n in self._steps if not (isinstance(n, RetrievedStep) and n.is_pad)]
         natives = [*([self._prompt] if self._prompt.system_prompt else []), *natives]
         now = [_read(n, by_id[id(n)].pop() if by_id.get(id(n)) else None) for n in natives]
-        if list(map(id, now)) == list(map(id, self._known)):
+        if list(map(id, now)) == list(map(id, self._synced)):
             return False
         begun = max((i for i, k in enumerate(now, 1) if id(k.native) in by_id), default=0)
         steps: list[typed.Step] = []
-        self._known = []
+        self._synced = []
         if not begun:
             self.history.clear()
         for i, (step, native, state) in enumerate(now):
             last = steps[-1].step_number if steps else 0
             number = max(step.step_number * (id(native) in by_id), last + isinstance(step, typed.ActionStep))
             step = step if step.step_number == number else dataclasses.replace(step, step_number=number)
-            self._known.append(_Known(step, native, state))
+            self._synced.append(_Synced(step, native, state))
             steps.append(step)
             if i >= begun:
                 self.history.add(step)
@@ -268,11 +268,11 @@ class HistoryMemory(smol.AgentMemory):
         return True
 
     def _show(self) -> None:
-        by_id = {id(k.step): k for k in self._known}
-        self._known = [
-            by_id.get(id(s)) or _Known(s, n := native_step(s), _state_of(n)) for s in self.history.steps
+        by_id = {id(k.step): k for k in self._synced}
+        self._synced = [
+            by_id.get(id(s)) or _Synced(s, n := native_step(s), _state_of(n)) for s in self.history.steps
         ]
-        natives = [k.native for k in self._known]
+        natives = [k.native for k in self._synced]
         if natives and isinstance(natives[0], smol.SystemPromptStep):
             self._prompt = natives.pop(0)
         elif self._prompt.system_prompt:
@@ -297,7 +297,7 @@ class _Steps(list[smol.MemoryStep]):
         return list, (list(self),)
 
 
-class _Known(NamedTuple):
+class _Synced(NamedTuple):
     """A step of the history, its step of smolagents, and the state of that when it was read."""
 
     step: typed.Step
@@ -305,7 +305,7 @@ class _Known(NamedTuple):
     state: list[Any]
 
 
-def _read(native: smol.MemoryStep, earlier: _Known | None) -> _Known:
+def _read(native: smol.MemoryStep, earlier: _Synced | None) -> _Synced:
     """A step with its typed form: ``earlier``, unless it was changed. Raises HistoryError for what is no step."""
     state = _state_of(native) if dataclasses.is_dataclass(native) else []
     if earlier is not None and state == earlier.state:
@@ -317,7 +317,7 @@ def _read(native: smol.MemoryStep, earlier: _Known | None) -> _Known:
         if before and [o.text for o in before] == [o.text for o in now]:
             same["observations"] = before  # they may name their records
         step = dataclasses.replace(step, **same)
-    return _Known(step, native, state)
+    return _Synced(step, native, state)
 
 
 def _state_of(native: smol.MemoryStep) -> list[Any]:

@@ -235,7 +235,7 @@ def flat_text(value: Any) -> str:
     return "".join(out)
 
 
-def dump_value(value: Any, what: str = "the value") -> str:
+def dump_value(value: Any, subject: str = "the value") -> str:
     """JSON text that ``json.loads`` reads back as an equal value, NaN and lone surrogates included.
 
     Raises RecordError for what JSON cannot hold (sets, bytes, keys that are not text, a value that contains
@@ -246,7 +246,7 @@ def dump_value(value: Any, what: str = "the value") -> str:
         text = json.dumps(value, ensure_ascii=False)  # escaped, two lone surrogates would become one letter
     except ValueError as e:
         if "Circular" in str(e):
-            raise RecordError(f"{what} contains itself: pass JSON values only.") from None
+            raise RecordError(f"{subject} contains itself: pass JSON values only.") from None
     except (RecursionError, TypeError):
         pass  # too deep for the encoder, or something that the walk below names
     stack = [value]
@@ -254,13 +254,13 @@ def dump_value(value: Any, what: str = "the value") -> str:
         node = stack.pop()
         if isinstance(node, dict):
             if not all(isinstance(k, str) for k in node):
-                raise RecordError(f"{what} has a key that is no text: pass JSON values only.")
+                raise RecordError(f"{subject} has a key that is no text: pass JSON values only.")
             stack.extend(node.values())
         elif isinstance(node, (list, tuple)):
             stack.extend(node)
         elif not (node is None or isinstance(node, (str, int, float))):
             raise RecordError(
-                f"{what} holds a {type(node).__name__}: pass JSON values only "
+                f"{subject} holds a {type(node).__name__}: pass JSON values only "
                 "(dict, list, str, int, float, bool, None)."
             )
     return flat_text(value) if text is None else text

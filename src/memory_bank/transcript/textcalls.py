@@ -243,9 +243,9 @@ def _read_smolagents(text: str) -> WrittenCall | None:
         return str([call | {"function": f | {"arguments": a}} for call, f, a in changed_calls])
 
     call_id = listed[0].get("id")
-    known = call_id if isinstance(call_id, str) and call_id else None
+    own_id = call_id if isinstance(call_id, str) and call_id else None
     start, end = len(lead), len(text)
-    return WrittenCall(start, (start + len(CALLING), end), end, name, arguments, write, known)
+    return WrittenCall(start, (start + len(CALLING), end), end, name, arguments, write, own_id)
 
 
 def _read_bash(text: str) -> WrittenCall | None:
