@@ -224,7 +224,7 @@ class Service:
             self.recorder.take(figures, answer)
 
     def _stepped(self, step: Rebuilt, answer: Answer | None = None, **ended: Any) -> None:
-        """Report a context: the API's as it is built, the proxy's with its ``answer``, and what its request came to.
+        """Report a context: the API's as it is built, the proxy's with its ``answer`` and its figures.
 
         ``ended``: fields of StepFigures.
         """
@@ -294,14 +294,14 @@ def create_app(config: Config) -> FastAPI:
 
     urls = upstreams_of(config.service)
     # FastAPI's own telemetry reports paths, which contain names, and the texts of errors
-    own: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+    otel: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
     app = _Application(
         title="memory_bank",
         version=__version__,
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from another site
         redoc_url=None,
-        telemetry=own,
+        telemetry=otel,
         generate_unique_id_function=lambda route: route.name,
     )
     app.metrics = Metrics()

@@ -135,7 +135,7 @@ class _McpHandlers:
         self.sessions, self.session, self.projects = sessions, session, projects
 
     def list_tools(self, caller: Caller, headers: Mapping[str, str], _params: Any) -> _Answer:
-        """The tools; of earlier sessions of a project is told where there are any."""
+        """The tools; their descriptions name a project's earlier sessions only where it has some."""
         tools = _TOOLS if self._project(caller, headers) is None else [_OF_PROJECT, *_TOOLS[1:]]
         return {"tools": [*tools, _FILES] if self.sessions.config.service.memory_files else tools}
 
@@ -143,8 +143,8 @@ class _McpHandlers:
         """The project of a request, if it has sessions with records."""
         with suppress(ConfigError):
             named = project_named(caller.namespace, headers)
-            bank, known = self.sessions.database, self.projects if named is None else [named]
-            return next((p for p in known if newest_searchable(bank, caller.namespace, p)), None)
+            bank, projects = self.sessions.database, self.projects if named is None else [named]
+            return next((p for p in projects if newest_searchable(bank, caller.namespace, p)), None)
         return None
 
     def sentence(self, error: MemoryBankError, caller: Caller) -> str:

@@ -96,11 +96,11 @@ def _without_git(path: str) -> str:
 
 def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
     """The output of a command of git about a folder; "" where it fails or there is no git."""
-    own = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR")}
+    env = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR")}
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         done = subprocess.run(
             ["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False, env=own,
+            stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False, env=env,
         )  # fmt: skip
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""

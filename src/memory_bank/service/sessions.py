@@ -287,13 +287,13 @@ class Sessions:
                     if charge and charge.cache_marks is not None and form and isinstance(chat, Context):
                         cache_marks = _ends(charge.cache_marks[changes_again:], form, chat)
                     fates = None if plan is None else plan.fates(state.numbers)
-        more = count_once(state.counter.count_text, beside) if beside else 0
-        known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
+        added = count_once(state.counter.count_text, beside) if beside else 0
+        shared = added + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
         step = Rebuilt(
             session_id=session_id,
             created=time.time(),
-            full_tokens=(plan.full_tokens if plan else tokens) + more,
-            tokens=tokens + more,
+            full_tokens=(plan.full_tokens if plan else tokens) + added,
+            tokens=tokens + added,
             messages=len(messages),
             records=records,
             status=CONTROL if control else "unchanged" if unchanged else "rebuilt",
@@ -304,8 +304,8 @@ class Sessions:
             context=context,
             written=written,
             unchanged=unchanged,
-            known_tokens=known,
-            beside_tokens=more,
+            known_tokens=shared,
+            beside_tokens=added,
             changes_again=changes_again,
             plan=plan,
             state=state,
@@ -347,28 +347,28 @@ class Sessions:
         store = FactStore(self.database, session_id) if self.exists(namespace, name) else None
         stored = [] if store is None else list(store.steps())
         with self._lock:
-            made = self._previews.pop((session_id, key), None)
+            view = self._previews.pop((session_id, key), None)
         # a new one where records or messages of the last preview are gone
-        if made is None or not made.stored.issubset(stored) or seen[: len(made.messages)] != made.messages:
+        if view is None or not view.stored.issubset(stored) or seen[: len(view.messages)] != view.messages:
             memory = MemoryBankState(session_id=session_id, fixed=True)
             config = self.config.model_copy(update={"loop_detection": "off"})
-            made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory)  # noqa: ARG005
+            view = _Preview(MemoryProcessor(config, lambda session_id: memory), memory)  # noqa: ARG005
         if store is not None:
-            made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
-        made.memory.database.set_note(
-            session_id, self.database.get_session(session_id, "note"), made.memory.generation
+            view.memory.add(store.get_many([t for t in stored if t not in view.stored]))
+        view.memory.database.set_note(
+            session_id, self.database.get_session(session_id, "note"), view.memory.generation
         )
-        made.stored = set(stored)
+        view.stored = set(stored)
         if (used := self.processor.state(key, session_id)) is not None:
-            made.memory.prefix_cache = copied(used.prefix_cache)
+            view.memory.prefix_cache = copied(used.prefix_cache)
         if store is not None:
-            copy_folds(self.database, made.memory.database, session_id)
-        applied = made.processor.rebuild(
+            copy_folds(self.database, view.memory.database, session_id)
+        applied = view.processor.rebuild(
             seen, key, None, None, form, session_id=session_id, model=model, tools=tools, sends=lambda: True
         )
-        made.messages = seen
+        view.messages = seen
         with self._lock:
-            self._previews[session_id, key] = made
+            self._previews[session_id, key] = view
         return applied.sent if form is not None else _with_own_text(applied.sent, seen, messages)
 
     def standing(
@@ -400,8 +400,8 @@ class Sessions:
 
     def shortens(self, strategy: str | None) -> bool:
         """Return whether a strategy, or the service's own, may leave something out of a context."""
-        known = self.config.memory_strategies.get(strategy or self.strategy)
-        return known is not None and not isinstance(known, NoStrategySettings)
+        settings = self.config.memory_strategies.get(strategy or self.strategy)
+        return settings is not None and not isinstance(settings, NoStrategySettings)
 
     def is_control(self, session_id: str) -> bool:
         """Return whether a session is, or will be, one of the share ``holdout`` that goes without memory."""
@@ -421,8 +421,8 @@ class Sessions:
         if self.bank_settings().scope == "session":
             return False
         project = named or self._project_of(namespace, self._redacted(messages[:_PROMPTS]))
-        given: dict[str, object] = {"namespace": namespace, "session": session_id, "project": project}
-        return project is not None and self.database.value(_EARLIER, **given) is not None
+        values: dict[str, object] = {"namespace": namespace, "session": session_id, "project": project}
+        return project is not None and self.database.value(_EARLIER, **values) is not None
 
     def _project_of(self, namespace: str | None, messages: Sequence[object]) -> str | None:
         """The project whose folder the first prompts of a conversation name; no tool, and no model, is asked.
@@ -475,11 +475,11 @@ class Sessions:
     def _reading(self, namespace: str | None, session_id: str) -> Iterator[MemoryBankState]:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
-                made = MemoryBankState.open(
+                state = MemoryBankState.open(
                     self.database, session_id, namespace=namespace, on_waiting=self._queued, fixed=True
                 )
                 with self._lock:
-                    kept.reader = kept.reader or made
+                    kept.reader = kept.reader or state
             with kept.reader.lock:
                 kept.reader.prepare(self.bank_settings(), self.llm_client)
                 kept.reader.files = None
@@ -543,8 +543,8 @@ class Sessions:
 
     def names(self, namespace: str | None, limit: int) -> list[str]:
         """The names of a namespace's sessions, newest first."""
-        found, _ = list_page(self.database, namespace, limit) or ([], False)
-        return [public_name(namespace, s.session_id) for s in found]
+        infos, _ = list_page(self.database, namespace, limit) or ([], False)
+        return [public_name(namespace, s.session_id) for s in infos]
 
     def known(self, namespace: str | None, name: str) -> str:
         """The database id of an existing session. Raises NotFoundError."""
@@ -649,7 +649,7 @@ def _go_on(lineage: Operation[bool], c: Connection) -> None:
 
 
 def _ends(counts: Sequence[int], form: Form, context: Context) -> list[list[Any]]:
-    """The beginnings of what is written of so many messages of a context."""
+    """The first ``n`` entries of a context as written, for each ``n`` of ``counts``; [] if they cannot be written."""
     with suppress(HistoryError):
         return [form.source.write(context.entries[:n], context.since) for n in counts]
     return []
@@ -663,22 +663,22 @@ def count_once(count: Callable[[str], int], text: str) -> int:
 
 def _with_own_text(context: list[object], redacted: Sequence[object], came: Sequence[object]) -> list[object]:
     """The context with the caller's own messages, and parts of messages, in place of their redacted copies."""
-    own: dict[int, object] = {}
+    by_id: dict[int, object] = {}
     for copy, message in zip(redacted, came, strict=True):
         if copy is not message:
-            own[id(copy)] = message
-            own.update((id(part), whole) for part, whole in zip(_parts(copy), _parts(message), strict=True))
+            by_id[id(copy)] = message
+            by_id.update((id(part), whole) for part, whole in zip(_parts(copy), _parts(message), strict=True))
     result: list[object] = []
     for place, message in enumerate(context):
-        if id(message) in own:
-            result.append(own[id(message)])
+        if id(message) in by_id:
+            result.append(by_id[id(message)])
             continue
         if isinstance(context, Context) and ADDED in context.entries[place][1]:
             position, change = context.entries[place]
             result.append(edited_message(came[position or 0], change))
             continue
         parts = _parts(message)
-        restored = [own.get(id(p), p) for p in parts]
+        restored = [by_id.get(id(p), p) for p in parts]
         changed = any(a is not b for a, b in zip(parts, restored, strict=True))
         result.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
     return Context(result, context.plan, context.entries) if isinstance(context, Context) else result

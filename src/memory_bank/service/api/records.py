@@ -330,7 +330,7 @@ def _part_of(
 ) -> RecordPart:
     """The part of a record's output that the parameters of ``get_record`` select. Raises RefusedCall."""
     chosen = at_path(text, path, written)
-    found, values, rest = chosen.values, None, None
+    hits, values, rest = chosen.values, None, None
     rows: list[dict[str, Any]] = []
     by_line = lines is not None or pattern is not None
     if by_line:
@@ -347,9 +347,9 @@ def _part_of(
             rows.append({"number": n, "text": part, "matches": matches})
         part = "\n".join(row["text"] for row in rows)
     else:
-        count, part = 1 if found is None else len(found), cut_at_edge(chosen.text, room)
-        complete = len(part) == len(chosen.text) and (found is None or len(found) <= _MAX_VALUES)
-        values = [{"path": f.path, "value": f.value} for f in found] if found and complete else None
+        count, part = 1 if hits is None else len(hits), cut_at_edge(chosen.text, room)
+        complete = len(part) == len(chosen.text) and (hits is None or len(hits) <= _MAX_VALUES)
+        values = [{"path": f.path, "value": f.value} for f in hits] if hits and complete else None
     return RecordPart.of(
         trace_id=trace_id, text=part, values=values, lines=rows if by_line else None, count=count,
         complete=complete, next=rest,

@@ -420,8 +420,8 @@ def get_stats(api: Api, request: Request) -> Stats:
         "errors": sum(s.errors for s in sums),
         "steps_without_memory": sum(s.without_memory for s in sums),
     }
-    more = {"holdout": holdout, "without_memory": without, **counts, **_sums(api, totals, sums)}
-    return Stats.of(totals, queue=_queue(request, totals), **more)
+    groups = {"holdout": holdout, "without_memory": without, **counts, **_sums(api, totals, sums)}
+    return Stats.of(totals, queue=_queue(request, totals), **groups)
 
 
 def _queue(request: Request, info: SessionInfo | NamespaceTotals) -> Queue:
@@ -731,8 +731,8 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
             if fate is not None
         ]
         parts["fates"], parts["calls"] = Counter(c.fate for c in calls), calls[-_MOST_CALLS:]
-        known = {None, *(n for n, (_, reasons) in folds.items() if reasons is not None)}
-        are_known = all(s.fold in known or s.status in steps.AS_IT_CAME for s in shown)
+        explained = {None, *(n for n, (_, reasons) in folds.items() if reasons is not None)}
+        are_known = all(s.fold in explained or s.status in steps.AS_IT_CAME for s in shown)
         if before and before[0].fates is not None and are_known:
             [last] = before
             earlier_why = folds[last.fold][1] if last.fold in folds else None

@@ -82,10 +82,10 @@ class Operations:
         a key.
         """
         names = list(self._checks) if details else ["database", "storage"]
-        found = dict(zip(names, await asyncio.gather(*map(self._result, names)), strict=True))
-        well = all(part["ok"] for part in found.values())
+        results = dict(zip(names, await asyncio.gather(*map(self._result, names)), strict=True))
+        well = all(part["ok"] for part in results.values())
         body: dict[str, Any] = {"status": "ok" if well else "degraded", "version": __version__}
-        return (200 if found["database"]["ok"] else 503), body | ({"parts": found} if details else {})
+        return (200 if results["database"]["ok"] else 503), body | ({"parts": results} if details else {})
 
     async def _result(self, name: str) -> dict[str, Any]:
         """``{"ok": …, "ms": …}`` of a part, and the details of its check."""

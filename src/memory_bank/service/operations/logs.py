@@ -127,19 +127,19 @@ def escaped(text: str) -> str:
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """The members of a log line: those of every line, request id, ``extra``, error; one line of others' messages."""
-    text, more = record.getMessage(), {}
+    text, extra = record.getMessage(), {}
     if record.name == OURS or record.name.startswith(f"{OURS}."):
         text = text[:_LONGEST]
-        more = {k: v for k, v in vars(record).items() if k not in _OWN_KEYS}
+        extra = {k: v for k, v in vars(record).items() if k not in _OWN_KEYS}
     else:
         text = text.strip().split("\n", 1)[0][:_LONGEST_FOREIGN]
-    if known := request_id.get():
-        more = {"id": known, **more}
+    if request := request_id.get():
+        extra = {"id": request, **extra}
     if record.exc_info:
-        more["trouble"] = _error_chain(record.exc_info[1])
+        extra["trouble"] = _error_chain(record.exc_info[1])
     when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     line = {"time": f"{when}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
-    return {**line, "logger": record.name.removeprefix(f"{OURS}."), "message": text, **more}
+    return {**line, "logger": record.name.removeprefix(f"{OURS}."), "message": text, **extra}
 
 
 def _error_chain(error: BaseException | None) -> list[str]:
@@ -235,13 +235,13 @@ class _ObservedResponse:
         is_body = message["type"] == "http.response.body"
         if message["type"] == "http.response.start":
             self.status, headers = message["status"], MutableHeaders(raw=list(message.get("headers", ())))
-            given = headers.get("x-request-id", "")
+            client_id = headers.get("x-request-id", "")
             if status := headers.get("x-memory-status"):
                 self.memory = status if status in STATUSES else "other"
-            if given and given != self.id:
-                self.upstream_id = given if _ID.fullmatch(given) else "odd"
-            name = "x-memory-request-id" if given else "x-request-id"
-            if given != self.id and not headers.get(name):
+            if client_id and client_id != self.id:
+                self.upstream_id = client_id if _ID.fullmatch(client_id) else "odd"
+            name = "x-memory-request-id" if client_id else "x-request-id"
+            if client_id != self.id and not headers.get(name):
                 headers.append(name, self.id)
             message = {**message, "headers": headers.raw}
         elif is_body:

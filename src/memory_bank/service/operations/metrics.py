@@ -78,7 +78,7 @@ class Metrics:
 
 
 class _State(NamedTuple):
-    """The state of the database, as ``scrape`` is told."""
+    """Whether the database answers and what waits in it, as it is passed to ``scrape``."""
 
     waiting: tuple[int, float] | None
 

@@ -40,10 +40,10 @@ _call: ContextVar[list[Span] | None] = ContextVar("memory_bank_model_call", defa
 
 
 def has_sdk(*providers: object) -> bool:
-    """Return whether one of these providers, else of the process's, makes anything; the API's own make nothing."""
-    known = providers or (trace.get_tracer_provider(), metrics.get_meter_provider())
-    own = trace.__name__, metrics.__name__
-    return not all(type(provider).__module__.startswith(own) for provider in known)
+    """Return whether a provider is not the API's own, which records nothing; by default of the process's two."""
+    both = providers or (trace.get_tracer_provider(), metrics.get_meter_provider())
+    modules = trace.__name__, metrics.__name__
+    return not all(type(provider).__module__.startswith(modules) for provider in both)
 
 
 class Telemetry:

@@ -53,7 +53,7 @@ class Recorder:
     """Records steps; ``take`` costs a few microseconds.
 
     A thread reads the models' answers and writes steps together. ``kept`` is the number of latest steps per session
-    that keep the answer. ``redact`` hides secrets in a text. Writing is retried for ``patience`` seconds; of more
+    that keep the answer. ``redact`` masks secrets in a text. Writing is retried for ``patience`` seconds; of more
     than ``most`` steps that wait the oldest are dropped. ``lost`` counts steps that could not be recorded.
     """
 
@@ -203,10 +203,10 @@ def read_answer(
     ]
     parts = _cut(redact(text), left)
     answer = {"parts": parts, "calls": calls} if parts or calls else None
-    return answer, redact(_told(error))[:ERROR_CHARS] if error else None
+    return answer, redact(_error_text(error))[:ERROR_CHARS] if error else None
 
 
-def _told(error: Mapping[str, Any]) -> str:
+def _error_text(error: Mapping[str, Any]) -> str:
     """The text of an error: its message, else its type and code, else all of it."""
     named = [str(error[k]) for k in ("type", "code") if error.get(k)]
     return str(error.get("message") or "; ".join(named) or compact(error))

@@ -96,12 +96,12 @@ class Memo:
 
     def latest(self, messages: Sequence[object], count: int) -> list[Interaction]:
         """``latest_interactions`` of a list."""
-        known, found = self._latest
+        known, interactions = self._latest
         same = shared_length(known, messages)
         if not same == len(known) == len(messages):
-            found = latest_interactions(messages, count, found if same == len(known) else ())
-            self._latest = messages, found
-        return found
+            interactions = latest_interactions(messages, count, interactions if same == len(known) else ())
+            self._latest = messages, interactions
+        return interactions
 
     def digests(self, kind: str, seed: bytes, parts: Sequence[bytes]) -> list[str]:
         """SHA-256 of a seed and the first part, the first two parts and so on, as hexadecimal digits."""

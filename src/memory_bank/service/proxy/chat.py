@@ -111,8 +111,8 @@ def _delta(choice: object) -> JsonObject:
 
 def _shows(choice: object) -> bool:
     """Return whether a choice holds anything besides the role."""
-    said = any(v for k, v in _delta(choice).items() if k != "role")
-    return said or bool(as_object(choice).get("finish_reason"))
+    shows = any(v for k, v in _delta(choice).items() if k != "role")
+    return shows or bool(as_object(choice).get("finish_reason"))
 
 
 class ChatDialect(Dialect):
@@ -154,12 +154,12 @@ class ChatDialect(Dialect):
             if function:
                 item["function"] = {**function, "arguments": valid_arguments(function.get("arguments"))}
             calls.append(ModelToolCall(function.get("name"), function.get("arguments"), item))
-        said = {k: v for k, v in message.items() if v is not None} | {
+        turn = {k: v for k, v in message.items() if v is not None} | {
             "role": "assistant",
             "content": message.get("content"),
             "tool_calls": [c.item for c in calls],
         }
-        return ModelTurn(calls, [said], as_object(answer.get("usage")))
+        return ModelTurn(calls, [turn], as_object(answer.get("usage")))
 
     def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
         """See Dialect. Results of this API are text."""

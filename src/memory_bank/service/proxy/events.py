@@ -44,19 +44,19 @@ class EventSplitter:
         if self._passes:
             return [Event(chunk, "", None)]
         self._rest += chunk
-        found: list[Event] = []
+        events: list[Event] = []
         start = 0
         while (match := _END.search(self._rest, max(start, self._searched - 3))) is not None:
             if match.end() == len(self._rest) and self._rest.endswith(b"\r"):
                 break  # a line feed may follow
-            found.append(read_event(bytes(self._rest[start : match.end()])))
+            events.append(read_event(bytes(self._rest[start : match.end()])))
             start = match.end()
         del self._rest[:start]
         self._searched = len(self._rest)
         if self._searched > MOST_BYTES:
             self._passes = True
-            found += self.close()
-        return found
+            events += self.close()
+        return events
 
     def close(self) -> list[Event]:
         """The incomplete event at the end of the stream, if any."""
@@ -68,18 +68,18 @@ async def read_events(body: AsyncIterable[bytes]) -> AsyncIterator[list[Event]]:
     """The events of a stream, those that end with one chunk together."""
     splitter = EventSplitter()
     async for chunk in body:
-        if found := splitter.feed(chunk):
-            yield found
-    if found := splitter.close():
-        yield found
+        if events := splitter.feed(chunk):
+            yield events
+    if events := splitter.close():
+        yield events
 
 
 async def rewritten(
     body: AsyncIterable[bytes], write: Callable[[Event], Awaitable[bytes]]
 ) -> AsyncIterator[bytes]:
     """A stream with other bytes for its events."""
-    async for found in read_events(body):
-        yield b"".join([await write(event) for event in found])
+    async for events in read_events(body):
+        yield b"".join([await write(event) for event in events])
 
 
 def read_event(raw: bytes) -> Event:

@@ -69,13 +69,13 @@ async def handle(scope: Scope, receive: Receive, respond: Send) -> None:
                 await _read_body(proxy, exchange, incoming, data)
                 await _build(proxy, exchange)
                 asks_summary = exchange.reason == COMPACTION
-                own = await own_summary(proxy, exchange) if asks_summary else None
-                answer = own or await send(proxy, exchange)
+                summary = await own_summary(proxy, exchange) if asks_summary else None
+                answer = summary or await send(proxy, exchange)
                 if exchange.tools or exchange.hidden:
                     answer = await answer_memory_calls(proxy, exchange, answer)
                 if asks_summary:
                     answer = await finish_summary(proxy, exchange, answer)
-                answer.headers += _told(exchange)
+                answer.headers += _memory_headers(exchange)
             await _relay(exchange, answer, respond)
         if gone.cancelled_caught:
             exchange.outcome = "client_gone"
@@ -198,7 +198,7 @@ async def _build(proxy: Proxy, exchange: Exchange) -> None:
         exchange.tools = tools
 
 
-def _told(exchange: Exchange) -> Headers:
+def _memory_headers(exchange: Exchange) -> Headers:
     """The headers that say what memory did."""
     session, tokens = exchange.session, exchange.tokens
     values = {

@@ -106,8 +106,8 @@ class Identity:
         if named is None and exchange.compacted is not None:
             named = SessionMatch(exchange.compacted, "compaction")
         if named is None:
-            given = body.get("prompt_cache_key")
-            key = given if isinstance(given, str) and given else None
+            value = body.get("prompt_cache_key")
+            key = value if isinstance(value, str) and value else None
             seed = chain_seed(namespace, exchange.upstream_key, key)
         else:
             key, seed = named.name, content_key(chain_seed(namespace, None), "name", named.name)
@@ -118,9 +118,9 @@ class Identity:
             return named and search.without_calls(named)
         search.latest = chain.latest
         for _ in range(12):  # another request may move a head meanwhile
-            found = search.attempt(chain)
-            if found is not None:
-                return found
+            match = search.attempt(chain)
+            if match is not None:
+                return match
         raise StorageError("too many requests continue one conversation at once: send the request again.")
 
     def is_current(self, namespace: str | None, match: SessionMatch) -> bool:
@@ -196,20 +196,20 @@ class _Search:
             family, opening = lineage.known([self.digest("name")]), self._opening()
             begins = not family or fork is not None  # the opening of a fork is no summary of what it has
             entry = replace(entry, kept=(self.digest("name"), opening), begins=begins)
-            found = None
+            session = None
             if fork is None:
-                found, fork, joins = self._resumed(family, opening)
-                if found is not None and joins:
-                    entry = replace(entry, kept=(*entry.kept, self.digest("joined", str(found.head))))
+                session, fork, joins = self._resumed(family, opening)
+                if session is not None and joins:
+                    entry = replace(entry, kept=(*entry.kept, self.digest("joined", str(session.head))))
             elif self.how != "client":
                 # a list that joined this session was another window's, as its own conversation goes on: they part
                 joined = lineage.known([self.digest("joined", d) for d in chain.positions])
                 taken = [k.before for k in joined if k.session_id == fork.session_id]
                 fork = replace(fork, takes=max(taken, default=0))
-            if fork is None and (found is not None or name == self.key):
-                session_id = found.session_id if found else stored_id(self.namespace, name)
+            if fork is None and (session is not None or name == self.key):
+                session_id = session.session_id if session else stored_id(self.namespace, name)
                 # without a lineage under this name, it may be there all the same
-                head = found.head if found else None if family else lineage.head(session_id)
+                head = session.head if session else None if family else lineage.head(session_id)
                 if self._go_on(session_id, head, entry):
                     return replace(self.named, name=public_name(self.namespace, session_id), head=entry.head)
                 if head is not None:
@@ -227,12 +227,12 @@ class _Search:
     def without_calls(self, named: SessionMatch) -> SessionMatch | None:
         """The session under a name whose memory a list without a call gets; None where it begins another."""
         family = self.identity.lineage.known([self.digest("name")])
-        found = self._resumed(family, self._opening())[0] if family else None
-        if found is not None:
-            if self.asks_summary and found.head is not None:
-                entry = LineageEntry(self.digest("summary", found.head), [], found.head, same_calls=True)
-                self._go_on(found.session_id, found.head, entry)
-            return replace(named, name=public_name(self.namespace, found.session_id))
+        session = self._resumed(family, self._opening())[0] if family else None
+        if session is not None:
+            if self.asks_summary and session.head is not None:
+                entry = LineageEntry(self.digest("summary", session.head), [], session.head, same_calls=True)
+                self._go_on(session.session_id, session.head, entry)
+            return replace(named, name=public_name(self.namespace, session.session_id))
         return None if family else named
 
     def _resumed(
@@ -241,19 +241,19 @@ class _Search:
         """The session of a name that a list without its calls continues, or a fork; whether only the name says so."""
         by_person = self.how != "client"
         digests = {self.digest("summary", str(s.head)): s for s in family}
-        known = self.identity.lineage.known([opening, *digests])
-        opened = next((k for k in known if k.digest == opening), None)
-        found = [s for s in family if by_person and self._resembles(s)]
-        if not found and (opened is None or opened.before):
-            found = [digests[k.digest] for k in known if k.digest in digests]
-        if not found and opened is not None:
+        rows = self.identity.lineage.known([opening, *digests])
+        opened = next((k for k in rows if k.digest == opening), None)
+        sessions = [s for s in family if by_person and self._resembles(s)]
+        if not sessions and (opened is None or opened.before):
+            sessions = [digests[k.digest] for k in rows if k.digest in digests]
+        if not sessions and opened is not None:
             point = ForkPoint(opened.session_id, opened.before, opened.number)
             return None, point if opened.before else None, False
         compacts = self.asks_summary or _holds_summary(self.body)
-        is_compacted = bool(found) or (len(family) == 1 and compacts)
-        if not found and (by_person or is_compacted):
-            found = family
-        newest = max(found, key=lambda s: self.identity.lineage.newest(s.session_id), default=None)
+        is_compacted = bool(sessions) or (len(family) == 1 and compacts)
+        if not sessions and (by_person or is_compacted):
+            sessions = family
+        newest = max(sessions, key=lambda s: self.identity.lineage.newest(s.session_id), default=None)
         return newest, None, not is_compacted
 
     def _new_name(self) -> str:
@@ -266,8 +266,8 @@ class _Search:
     def _opening(self) -> str:
         """The digest of the messages before the first call but the system messages."""
         begun = takewhile(lambda k: k is not MessageKind.CALL, self.history.kinds)
-        said = zip(begun, self.history.messages, strict=False)
-        parts = (canonical_bytes(m) for kind, m in said if kind is not MessageKind.SYSTEM)
+        first = zip(begun, self.history.messages, strict=False)
+        parts = (canonical_bytes(m) for kind, m in first if kind is not MessageKind.SYSTEM)
         return self.digest("opening", *parts)
 
     def _take(self, digests: Sequence[str]) -> None:
@@ -299,11 +299,11 @@ class _Search:
         by_digest = {i.digest: i for i in self.latest}
         until = 0
         for digest, calls in _head_calls(session):
-            found = by_digest.get(digest)
-            is_its = found is not None and found.stop > until and len(self._roots(digest)) <= 1
-            if found is None or not is_its or not self._has_calls(session, found, calls):
+            interaction = by_digest.get(digest)
+            is_its = interaction is not None and interaction.stop > until and len(self._roots(digest)) <= 1
+            if interaction is None or not is_its or not self._has_calls(session, interaction, calls):
                 return 0
-            until = found.stop
+            until = interaction.stop
         return until
 
     def _has_calls(
@@ -311,17 +311,17 @@ class _Search:
     ) -> bool:
         """Return whether an interaction has the calls and results that a session recorded, and no other."""
         here = {c.call: c for c in interaction.calls()}
-        found = [(c, here.get(c.call)) for c in calls]
+        pairs = [(c, here.get(c.call)) for c in calls]
         if not here.keys() <= {c.call for c in calls}:
             return False  # another turn, where ids are made of what was said: conversations may share some
-        if all(h is not None and h.whole == c.whole for c, h in found):
+        if all(h is not None and h.whole == c.whole for c, h in pairs):
             return True
         # clients mask results that the model has read: those may be shorter, where the calls are one session's
         owners = [row.session_id for row in self._by_digest.get(interaction.digest, ())]
         return (
             owners == ([session.session_id] if session else [])
             and interaction is not self.latest[-1]
-            and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
+            and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in pairs)
         )
 
     def _returned_otherwise(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
@@ -329,15 +329,15 @@ class _Search:
         here = {c.call: c for c in interaction.calls()}
         if any(c.call not in here for c in dict(_head_calls(session)).get(interaction.digest, ())):
             return True
-        said = {
+        text = {
             str(pair.call.call_id): pair.result.output_text
             for pair in interaction.interaction.pairs
             if pair.call and pair.result and pair.result.output_text is not None
         }
         is_last = interaction is self.latest[-1]  # which no client masks
         return any(
-            not any(o == said[i] or REDACTED in o or (len(said[i]) < len(o) and not is_last) for o in outputs)
-            for i, outputs in self.identity.lineage.outputs(session.session_id, [*said]).items()
+            not any(o == text[i] or REDACTED in o or (len(text[i]) < len(o) and not is_last) for o in outputs)
+            for i, outputs in self.identity.lineage.outputs(session.session_id, [*text]).items()
         )
 
     def _resembles(self, session: KnownDigest) -> bool:
@@ -349,10 +349,10 @@ class _Search:
     def _fork(self, chain: DigestChain) -> tuple[int, ForkPoint | None]:
         """Where the list parts from a session that has continued differently; (0, None) where it shares none."""
         # the end of what it knows of the list, or the latest calls that only one session and its forks know
-        found: list[tuple[int, ForkPoint | None]] = []
+        points: list[tuple[int, ForkPoint | None]] = []
         if digest := next((d for d in chain.ends if d in self._by_digest), None):
             row = self._roots(digest)[0]
-            found.append((chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)))
+            points.append((chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)))
         start, by_calls, others = 0, None, set[str]()
         for interaction in self.latest:
             roots = self._roots(interaction.digest)
@@ -362,7 +362,7 @@ class _Search:
                 point = ForkPoint(row.session_id, row.before, row.number - 1)
                 by_calls = (start, point) if len(roots) == 1 and row.before else None
             start = interaction.stop
-        return max([*found, *filter(None, [by_calls])], key=lambda f: f[0], default=(0, None))
+        return max([*points, *filter(None, [by_calls])], key=lambda f: f[0], default=(0, None))
 
     def _roots(self, digest: str) -> list[KnownDigest]:
         """The sessions that know a digest, without forks of others among them."""
@@ -385,8 +385,8 @@ class _Search:
 
 def _head_calls(session: KnownDigest) -> list[tuple[str, list[CallDigest]]]:
     """The digests of a session's head, each with the calls of its interaction."""
-    known = json.loads(session.head_calls or "[]")
-    return [(digest, [CallDigest(*c) for c in calls]) for digest, calls in known]
+    entries = json.loads(session.head_calls or "[]")
+    return [(digest, [CallDigest(*c) for c in calls]) for digest, calls in entries]
 
 
 def named_session(
@@ -410,15 +410,15 @@ def named_session(
     name = metadata.get("session_id") if isinstance(metadata, Mapping) else None
     if name is not None:
         return SessionMatch(_checked_name(namespace, name, "metadata.session_id"), "metadata")
-    found = client_session(named, metadata) or ""
+    session = client_session(named, metadata) or ""
     # a short id may be in use by somebody else too
-    if len(found) < 16 or not _is_name(namespace, found) or known_form(found):
+    if len(session) < 16 or not _is_name(namespace, session) or known_form(session):
         return None
     is_called = history is None or MessageKind.CALL in history.kinds
     belongs = asks_summary or is_called or bool(body.get("tools"))
     if not belongs and not any(i.get("type") == "additional_tools" for i in objects_of(body.get("input"))):
         return None
-    return SessionMatch(found, "client")
+    return SessionMatch(session, "client")
 
 
 def _holds_summary(body: Mapping[str, object]) -> bool:
@@ -454,8 +454,8 @@ def client_session(headers: Mapping[str, str], metadata: object) -> str | None:
     if user.lstrip().startswith("{"):
         with suppress(ValueError, RecursionError):
             parsed = json.loads(user)
-            own = parsed.get("session_id") if isinstance(parsed, dict) else None
-            return own if isinstance(own, str) and own else None
+            named = parsed.get("session_id") if isinstance(parsed, dict) else None
+            return named if isinstance(named, str) and named else None
     ending = re.search(r"_session_([0-9a-f-]{36})\Z", user)
     return ending[1] if ending else None
 
@@ -498,7 +498,7 @@ class DigestedInteraction(NamedTuple):
 
     def calls(self) -> list[CallDigest]:
         """The digests of its answered calls."""
-        found = []
+        digests = []
         for pair in self.interaction.pairs:
             if pair.result is not None:
                 call_id = (pair.call.call_id if pair.call else None) or ""
@@ -508,8 +508,8 @@ class DigestedInteraction(NamedTuple):
                 called = content_key(self.seed, b"called", call_id, pair.tool_name)
                 whole = hashlib.sha256(self.seed + b"outcome" + pair.content_key()).hexdigest()
                 size = len(pair.call.text if pair.call else "") + len(output or "")
-                found.append(CallDigest(called.hex()[:32], whole[:32], size))
-        return found
+                digests.append(CallDigest(called.hex()[:32], whole[:32], size))
+        return digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,19 +549,19 @@ def digest_chain(seed: bytes, history: RequestHistory) -> DigestChain | None:
     for interaction in latest:
         calls = (pair.call for pair in interaction.pairs if pair.call is not None)
         ids = (c.call_id for c in calls if looks_random(c.call_id and c.call_id[:256], c.name[:256]))
-        found = next(ids, None)
-        by_end[interaction.stop] = found and content_key(seed, b"call", found).hex()
+        call_id = next(ids, None)
+        by_end[interaction.stop] = call_id and content_key(seed, b"call", call_id).hex()
     data = memo.of_each("canonical", messages, canonical_bytes)
     if None in by_end.values():  # named by all that came before but the system messages
-        said = [b"" if k is MessageKind.SYSTEM else d for k, d in zip(kinds, data, strict=True)]
-        past = memo.digests("past", seed + b"past", said)
+        earlier = [b"" if k is MessageKind.SYSTEM else d for k, d in zip(kinds, data, strict=True)]
+        past = memo.digests("past", seed + b"past", earlier)
         by_end = {stop: digest or past[stop - 1] for stop, digest in by_end.items()}
     digests = memo.digests("chain", seed, data)
     pairs = zip(digests[first:], kinds[first:], [*kinds[first + 1 :], None], strict=True)
     ends = [  # not between a call and its results
         d
-        for d, own, after in pairs
-        if not (after and own is MessageKind.CALL) and after is not MessageKind.RESULT
+        for d, kind, after in pairs
+        if not (after and kind is MessageKind.CALL) and after is not MessageKind.RESULT
     ]
     positions = dict(zip(digests[first:], range(first + 1, len(digests) + 1), strict=True))
     latest_calls = [DigestedInteraction(str(by_end[i.stop]), i.stop, i, seed) for i in latest]
@@ -580,13 +580,13 @@ def canonical_bytes(message: object) -> bytes:
     text = b""
     if isinstance(message, dict):
         content = message.get("content")
-        said = content
+        text_only = content
         if isinstance(content, list):
             content = [_without_cache_mark(p) if isinstance(p, dict) else p for p in content]
-            said = _single_text(content)
+            text_only = _single_text(content)
         members = {**message, "content": content} if "content" in message else message
-        if isinstance(said, str):
-            text = b"=" + _encode(said)
+        if isinstance(text_only, str):
+            text = b"=" + _encode(text_only)
             members = {k: v for k, v in members.items() if k != "content"}
         message = _without_cache_mark(members)
     try:

@@ -59,15 +59,15 @@ async def answer_memory_calls(proxy: Proxy, exchange: Exchange, answer: Upstream
         if answer.is_stream:
             answer = await _joined(proxy, exchange, answer, usage)
         elif answer.is_readable and (data := await answer.hold()) is not None:
-            given = parse_object(data)
-            turn = exchange.api.read_answer(given, exchange.body.value)
+            value = parse_object(data)
+            turn = exchange.api.read_answer(value, exchange.body.value)
             if exchange.may_hide and turn.calls_memory:
                 usage = add_usage(usage, turn.usage)
                 await _hide(proxy, exchange, turn)
                 answer = await send(proxy, exchange)
                 continue
-            if own := as_object(given.get("usage")) if usage else {}:
-                answer.replace_body(with_members(data, {"usage": add_usage(usage, own)}))
+            if own_usage := as_object(value.get("usage")) if usage else {}:
+                answer.replace_body(with_members(data, {"usage": add_usage(usage, own_usage)}))
         if exchange.fetched:
             answer.headers = [*answer.headers, (b"x-memory-fetched", str(exchange.fetched).encode())]
         break
@@ -79,9 +79,9 @@ async def _hide(proxy: Proxy, exchange: Exchange, turn: ModelTurn) -> None:
     answers = await _call_tools(proxy, exchange, turn.calls)
     results = [exchange.api.result(c, a) for c, a in zip(turn.calls, answers, strict=True)]
     exchange.hidden += [*turn.messages, *exchange.api.join_results([r for r in results if r is not None])]
-    said = [{"role": "tool", "content": a.text} for a, r in zip(answers, results, strict=True) if r]
+    messages = [{"role": "tool", "content": a.text} for a, r in zip(answers, results, strict=True) if r]
     count = exchange.counter.count_message
-    exchange.hidden_tokens += await to_thread.run_sync(lambda: sum(map(count, [*turn.messages, *said])))
+    exchange.hidden_tokens += await to_thread.run_sync(lambda: sum(map(count, [*turn.messages, *messages])))
     exchange.rounds += 1
     exchange.fetched += sum(call.is_memory for call in turn.calls)
 

@@ -152,14 +152,14 @@ class _Share:
             self.without_calls.pop(client, None)
         if exchange.reason != NOTHING_YET:
             return
-        own = self.without_calls[client] = self.without_calls.get(client, 0) + 1
+        count = self.without_calls[client] = self.without_calls.get(client, 0) + 1
         talked = 1 + sum(
             kind_of(m) is MessageKind.SAY for m in objects_of(exchange.body.value.get("messages"))
         )
-        if max(own, talked) < UNSEEN:
+        if max(count, talked) < UNSEEN:
             return
-        exchange.reason = _unseen(max(own, talked))
-        if UNSEEN in (own, talked):
+        exchange.reason = _unseen(max(count, talked))
+        if UNSEEN in (count, talked):
             log.warning(
                 "%s: memory does nothing for an agent whose calls are of no known form", exchange.reason
             )
@@ -332,10 +332,10 @@ class Rebuilder:
 
     def check(self) -> dict[str, object]:
         """Return whether memory works for all namespaces, and who went without it, for ``/health``."""
-        known = list(self._shares)
-        trouble = next(filter(None, map(self.trouble, known)), None)
+        namespaces = list(self._shares)
+        trouble = next(filter(None, map(self.trouble, namespaces)), None)
         told: dict[str, object] = {"ok": False, "trouble": trouble} if trouble else {}
-        return told | {"without_memory": self.without(*known)}
+        return told | {"without_memory": self.without(*namespaces)}
 
     def _share(self, namespace: str | None) -> _Share:
         """The limits of a namespace: without keys all threads, a key half, which leaves threads for the others."""
@@ -361,8 +361,8 @@ class Rebuilder:
         project = project_named(namespace, exchange.client_headers)
         is_whole = not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy"))
         members = [v for member in ("tools", "functions") if (v := value.get(member))]
-        known, beside = history.memo.beside
-        if not is_same(known, members):
+        last, beside = history.memo.beside
+        if not is_same(last, members):
             beside = "".join(map(compact, members))
             history.memo.beside = members, beside
         data = exchange.body.data
@@ -381,14 +381,14 @@ class Rebuilder:
                     exchange.passes(NOTHING_YET)
                     exchange.tools = offered
                 return
-            given = namespace, match.name, history.messages
+            where = namespace, match.name, history.messages
             how: Any = {
                 "strategy": exchange.client_headers.get("x-memory-strategy") or None,
                 "model": exchange.model or "",
                 "tools": offered or own_tools(value),
             }
             if api.counts_only:
-                leaving = self.sessions.preview(*given, **how, form=history.form)
+                leaving = self.sessions.preview(*where, **how, form=history.form)
                 if job.moves("put", ""):
                     exchange.tools = offered
                     self._put(exchange, leaving)
@@ -417,7 +417,7 @@ class Rebuilder:
                     sends=sends,
                     lineage=match.write,
                 )
-                step = self.sessions.rebuild(*given, **how, size=len(data), request=request)
+                step = self.sessions.rebuild(*where, **how, size=len(data), request=request)
                 break
             except NotSentError:
                 if job.end == "given up":
@@ -477,10 +477,10 @@ class Rebuilder:
         api = exchange.api
         is_same = same_objects(written, exchange.body.value[api.key])
         exchange.memory = "unchanged" if is_same else "rebuilt"
-        own = None
+        marked = None
         if marks and api.provider == "anthropic" and self._adds_marks(exchange.namespace, exchange.session):
-            own = api.mark_cache(exchange.body, written, stands=stands, ends=ends)
-        exchange.arrays = {api.key: own or written} if own or not is_same else {}
+            marked = api.mark_cache(exchange.body, written, stands=stands, ends=ends)
+        exchange.arrays = {api.key: marked or written} if marked or not is_same else {}
 
     def _adds_marks(self, namespace: str | None, session: str | None) -> bool:
         return self.marks_cache and (namespace, session) not in self.refusing_marks
@@ -501,33 +501,33 @@ class Rebuilder:
         the database is asked for what this process has not decided itself. ``keeps``: what is decided is stored,
         if it returns True then.
         """
-        api, value, known, is_kept = exchange.api, exchange.body.value, None, False
+        api, value, offered, is_kept = exchange.api, exchange.body.value, None, False
         if not (self.inject is True or (self.inject and value.get("tools"))) or api.route == "compact":
             return None
         if session_id is not None:
             with self._lock:
-                known, is_kept = self._offers.get(session_id, (None, False))
+                offered, is_kept = self._offers.get(session_id, (None, False))
             if asks and not is_kept and (stored := self.identity.lineage.offer(session_id)):
-                known, is_kept = stored, True
-        if is_kept and known is Offer.NONE:
+                offered, is_kept = stored, True
+        if is_kept and offered is Offer.NONE:
             return None
-        offer = self._offer(exchange, session_id, known, messages)
+        offer = self._offer(exchange, session_id, offered, messages)
         tools = api.offer_tools(value, _SCHEMAS[offer]) if offer in _SCHEMAS else None
         if session_id is None:
             return tools
         if keeps and not is_kept and (value.get("tools") or offer is Offer.EARLIER):
-            known = self.identity.lineage.keep_offer(session_id, offer if tools else Offer.NONE, keeps)
+            offered = self.identity.lineage.keep_offer(session_id, offer if tools else Offer.NONE, keeps)
             if not (is_kept := keeps()):
                 return tools
-            if tools and known is not offer:  # another process was faster
-                tools = api.offer_tools(value, _SCHEMAS[known]) if known in _SCHEMAS else None
-        if is_kept or (known is None and tools):
+            if tools and offered is not offer:  # another process was faster
+                tools = api.offer_tools(value, _SCHEMAS[offered]) if offered in _SCHEMAS else None
+        if is_kept or (offered is None and tools):
             with self._lock:
-                self._offers[session_id] = known or offer, is_kept
+                self._offers[session_id] = offered or offer, is_kept
         return tools
 
     def _offer(
-        self, exchange: Exchange, session_id: str | None, known: Offer | None, messages: Sequence[object]
+        self, exchange: Exchange, session_id: str | None, stored: Offer | None, messages: Sequence[object]
     ) -> Offer:
         """The memory tools that a request gets: those of its session, where these can be offered at all."""
         api, value = exchange.api, exchange.body.value
@@ -538,8 +538,8 @@ class Rebuilder:
             or (self.sessions.is_control(session_id) and _names(exchange, session_id))
         ):
             return Offer.NONE
-        if known is not None:
-            return known
+        if stored is not None:
+            return stored
         if api.binds_tools(value) or not (self.inject is True or _has_room(exchange, TOOL_SCHEMAS)):
             return Offer.NONE
         # where no client names the session, its first request could not know what is decided later
@@ -566,15 +566,15 @@ def _has_room(exchange: Exchange, schemas: Schemas) -> bool:
     Images, files and blanks are many characters and few tokens, so that they do not count.
     """
     value = exchange.body.value
-    own = compact(own_tools(value))
-    came = given if isinstance(given := value.get(exchange.api.key), list) else []
+    tools = compact(own_tools(value))
+    came = messages if isinstance(messages := value.get(exchange.api.key), list) else []
     asked = takewhile(lambda m: as_object(m).get("role") in ("system", "developer", "user"), came)
     texts = [
         content_text(value.get("system")),
         content_text(value.get("instructions")),
         *map(message_text, asked),
     ]
-    chars = len(own) + sum(len(" ".join(text.split())) for text in texts)
+    chars = len(tools) + sum(len(" ".join(text.split())) for text in texts)
     return len(compact(schemas)) <= TOOLS_SHARE * chars
 
 

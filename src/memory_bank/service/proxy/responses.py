@@ -123,13 +123,13 @@ class ResponsesDialect(Dialect):
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""
         if request.get("background") or (request.get("prompt") is not None and not request.get("tools")):
             return None
-        own = [{"type": "function", **s["function"]} for s in schemas]
-        return with_memory_tools(request, request.get("tool_choice"), own)
+        tools = [{"type": "function", **s["function"]} for s in schemas]
+        return with_memory_tools(request, request.get("tool_choice"), tools)
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """See Dialect. A call that text cannot answer is left out: the model makes it again."""
         calls: list[ModelToolCall] = []
-        kept: list[object] = []
+        items: list[object] = []
         for item in objects_of(answer.get("output")) if answer.get("status") != "failed" else ():
             kind = item_type(item)
             if request.get("store") is False:  # the provider knows none of its own ids
@@ -144,8 +144,8 @@ class ResponsesDialect(Dialect):
             elif kind in OUTPUT_OF:
                 calls.append(ModelToolCall("", None, item))
             if kind in _TEXT_ANSWERED or kind not in OUTPUT_OF:
-                kept.append(item)
-        return ModelTurn(calls, kept, as_object(answer.get("usage")))
+                items.append(item)
+        return ModelTurn(calls, items, as_object(answer.get("usage")))
 
     def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
         kind = item_type(call.item)

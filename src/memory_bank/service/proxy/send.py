@@ -183,20 +183,20 @@ async def send(proxy: Proxy, exchange: Exchange) -> UpstreamAnswer:
         return last.result()
     told = attempts[first].failure
     refused = "" if told is None else f"{api.route}, {told.status}, {told.kind}"
-    own = attempts[OWN]
+    original = attempts[OWN]
     if last.failure is not None:
-        refusals.fails(own.failure.status if own.failure else NO_ANSWER)
+        refusals.fails(original.failure.status if original.failure else NO_ANSWER)
         log.info("upstream refused a request (%s), as it came, too: nothing changes", refused)
         if form == UNTHINKING:
             await last.aclose()
         if first == CHANGED and exchange.reason == reason:  # memory was not the cause
             exchange.reason = REFUSED_TOO
-        return own.result()
+        return original.result()
     refusals.in_vain = 0
     if first == CHANGED and (form == OWN or memory == "rebuilt"):
         _learn_refusal(proxy, exchange, refusals, reason, refused)
     if form == UNTHINKING:
-        await own.aclose()
+        await original.aclose()
         exchange.reason = THINKING_LEFT_OUT
     return last.result()
 
@@ -299,9 +299,9 @@ async def _first_event(
 
 def _status(error: JsonObject) -> int:
     """The status of an error within an answer with status 200; 400 where it names none."""
-    for given in (error.get("code"), error.get("status")):
-        if re.fullmatch(r"[45]\d\d", str(given)):
-            return int(str(given))
+    for code in (error.get("code"), error.get("status")):
+        if re.fullmatch(r"[45]\d\d", str(code)):
+            return int(str(code))
     names = f"{error.get('type')} {error.get('code')} {error.get('status')}".lower()
     return next((status for part, status in _STATUSES if part in names), 400)
 

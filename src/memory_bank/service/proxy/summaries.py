@@ -54,40 +54,40 @@ def expand(exchange: Exchange, seals: Seals) -> bytes | None:
     elements = exchange.body.value.get(key)
     if not isinstance(elements, list):
         return None
-    found = (n for n in reversed(range(len(elements))) if _parts(elements[n], key)[0])
-    if (at := next(found, -1)) < 0:
+    places = (n for n in reversed(range(len(elements))) if _parts(elements[n], key)[0])
+    if (at := next(places, -1)) < 0:
         return None
-    own, _ = _parts(elements[at], key)
+    items, _ = _parts(elements[at], key)
     session_id = text = None
     try:
-        if values := seals.read(own[-1]["encrypted_content"]):
+        if values := seals.read(items[-1]["encrypted_content"]):
             session_id, digest, *_ = values  # more in those of earlier versions
             text = seals.database.get_summary(namespace, session_id, digest)
     except MemoryBankError as e:
         log.warning("a compaction item could not be read: %s", type(e).__name__)
     if text:
         exchange.compacted = public_name(namespace, str(session_id))
-    made = _expanded(elements, at, f"{OPENING}{text}" if text else LOST)
-    return render_body(exchange.body, {key: made})
+    conversation = _expanded(elements, at, f"{OPENING}{text}" if text else LOST)
+    return render_body(exchange.body, {key: conversation})
 
 
 def _expanded(elements: list[Any], at: int, text: str) -> list[Any]:
-    """A conversation with a text for its compaction item at a position, and for all that this stands for."""
+    """A conversation where a text stands for the compaction item at ``at`` and for all that this item replaced."""
     key = "input" if item_type(elements[at]) == "compaction" else "messages"
-    made, later = [e for e in elements[:at] if not _is_replaced(e, key)], elements[at + 1 :]
-    said = {"role": "user", "content": text}
+    before, later = [e for e in elements[:at] if not _is_replaced(e, key)], elements[at + 1 :]
+    message = {"role": "user", "content": text}
     if key == "input":
-        return [*made, {"type": "message", **said}, *later]
+        return [*before, {"type": "message", **message}, *later]
     rest = _parts(elements[at], key)[1]
-    return [*made, said, *([{**elements[at], "content": rest}] if rest else []), *later]
+    return [*before, message, *([{**elements[at], "content": rest}] if rest else []), *later]
 
 
 def _parts(element: object, key: str) -> tuple[list[Any], list[Any]]:
     """The compaction items of ours in an element of a conversation, and its other parts."""
     content = [element] if key == "input" else as_object(element).get("content")
     parts = content if isinstance(content, list) else []
-    own = [p for p in parts if str(as_object(p).get("encrypted_content")).startswith(SEAL)]
-    return own, [p for p in parts if p not in own] if own else []
+    ours = [p for p in parts if str(as_object(p).get("encrypted_content")).startswith(SEAL)]
+    return ours, [p for p in parts if p not in ours] if ours else []
 
 
 def _is_replaced(element: object, key: str) -> bool:
@@ -95,8 +95,8 @@ def _is_replaced(element: object, key: str) -> bool:
     item, kind = as_object(element), item_type(element)
     if key != "input":
         return item.get("role") != "system"
-    made = kind in ("reasoning", "compaction") or item.get("role") == "assistant" or _parts(element, key)[0]
-    return bool(made) or kind in OUTPUT_OF or kind in CALL_OF
+    ours = kind in ("reasoning", "compaction") or item.get("role") == "assistant" or _parts(element, key)[0]
+    return bool(ours) or kind in OUTPUT_OF or kind in CALL_OF
 
 
 def _mode(proxy: Proxy, exchange: Exchange) -> str:
@@ -127,28 +127,28 @@ async def finish_summary(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswe
     if answer.is_stream:
         answer.replace_body(rewritten(answer.body, _completed(proxy, exchange)))
         return answer
-    given = parse_object(await answer.hold() or b"")
-    holder, key = next(_texts(given), ({}, ""))
+    value = parse_object(await answer.hold() or b"")
+    holder, key = next(_texts(value), ({}, ""))
     if key and (added := await _besides(proxy, exchange, holder[key])):
         holder[key] += added
-        answer.replace_body(json.dumps(given).encode())
+        answer.replace_body(json.dumps(value).encode())
     return answer
 
 
-async def _besides(proxy: Proxy, exchange: Exchange, said: str) -> str:
+async def _besides(proxy: Proxy, exchange: Exchange, summary: str) -> str:
     """The bank's own part beside the model's summary, as far as what was saved pays for it; "" for nothing."""
     assert exchange.step is not None
     state, most = exchange.step.state, proxy.rebuilder.sessions.config.service.compaction_tokens
     if not isinstance(state, MemoryBankState) or (budget := min(most, tokens_paid_for(state))) < LEAST_ADDED:
         return ""
-    if not (known := await _read(proxy, partial(what_is_known, state, budget, lacking=said))):
+    if not (text := await _read(proxy, partial(what_is_known, state, budget, lacking=summary))):
         return ""
-    charge_added(state, exchange.counter.count_text(known))
-    return ADDED + known
+    charge_added(state, exchange.counter.count_text(text))
+    return ADDED + text
 
 
 async def _read(proxy: Proxy, work: Callable[[], str]) -> str | None:
-    """Its result; None where it fails, whose text may hold contents, or takes too long."""
+    """The result of ``work``; None if it fails, which is logged without the error's text, or takes too long."""
     try:
         return await read_memory(work, proxy.rebuilder.timeout)
     except Exception as e:
@@ -165,36 +165,36 @@ async def _own(
     assert exchange.step is not None
     most = proxy.rebuilder.sessions.config.service.compaction_tokens
     words = not by_item or is_messages  # Codex and /responses/compact keep the user's messages
-    known = await _read(proxy, partial(what_is_known, exchange.step.state, most, users_words=words))
-    item = await _item(proxy, exchange, known) if by_item and known else None
-    if not known or (by_item and item is None):
+    text = await _read(proxy, partial(what_is_known, exchange.step.state, most, users_words=words))
+    item = await _item(proxy, exchange, text) if by_item and text else None
+    if not text or (by_item and item is None):
         return None
-    counts = exchange.full_tokens or 0, exchange.counter.count_text(known)
+    counts = exchange.full_tokens or 0, exchange.counter.count_text(text)
     number, now = secrets.token_hex(12), int(time.time())
     write: Callable[[JsonObject], list[bytes]]
     if is_messages:
         ends = "compaction" if item else "end_turn"
-        block = item or {"type": "text", "text": known}
-        made = events.message_of(f"msg_{number}", model, [block], ends, *counts)
+        block = item or {"type": "text", "text": text}
+        body = events.message_of(f"msg_{number}", model, [block], ends, *counts)
         write = events.message_events
     elif route == "chat":
-        said = {"role": "assistant", "content": known, "refusal": None}
-        made = events.completion(f"chatcmpl-{number}", model, said, *counts, now)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        body = events.completion(f"chatcmpl-{number}", model, message, *counts, now)
         write = partial(events.chat_events, request=value)
     else:
-        output = [item or events.text_item(f"msg_{number}", known)]
-        made = events.response_of(f"resp_{number}", value, output, *counts) | {"created_at": now}
+        output = [item or events.text_item(f"msg_{number}", text)]
+        body = events.response_of(f"resp_{number}", value, output, *counts) | {"created_at": now}
         write = events.response_events
     if route == "compact":
-        made = {k: made[k] for k in ("id", "created_at", "usage")} | {"object": "response.compaction"}
-        made["output"] = [*_users_items(exchange), *output]
+        body = {k: body[k] for k in ("id", "created_at", "usage")} | {"object": "response.compaction"}
+        body["output"] = [*_users_items(exchange), *output]
     if instead_of is not None:
         await instead_of.aclose()
     exchange.memory, exchange.reason = "answered", COMPACTION
     streamed = exchange.streamed and route != "compact"
     kind = b"text/event-stream" if streamed else b"application/json"
     answer = UpstreamAnswer(200, [(b"content-type", kind)], after(b""))
-    answer.replace_body(b"".join(write(made)) if streamed else json.dumps(made).encode())
+    answer.replace_body(b"".join(write(body)) if streamed else json.dumps(body).encode())
     return answer
 
 
@@ -203,7 +203,7 @@ def _users_items(exchange: Exchange) -> list[JsonObject]:
     return [i for i in objects_of(exchange.body.value.get("input")) if i.get("role") == "user"]
 
 
-async def _item(proxy: Proxy, exchange: Exchange, known: str) -> JsonObject | None:
+async def _item(proxy: Proxy, exchange: Exchange, text: str) -> JsonObject | None:
     """An item or block that names what the bank knows; None where it cannot be kept."""
     step = exchange.step
     assert step is not None
@@ -211,16 +211,16 @@ async def _item(proxy: Proxy, exchange: Exchange, known: str) -> JsonObject | No
     def seal() -> str:
         """Keep the text for later requests, and seal what names it."""
         generation = step.state.generation if isinstance(step.state, MemoryBankState) else None
-        digest = proxy.rebuilder.sessions.database.add_summary(step.session_id, known, generation)
+        digest = proxy.rebuilder.sessions.database.add_summary(step.session_id, text, generation)
         return proxy.seals.seal(step.session_id, digest)
 
     sealed = await _read(proxy, seal)
     if sealed is None:
         return None
-    own = (
-        {"content": known} if exchange.api.provider == "anthropic" else {"id": f"cmp_{secrets.token_hex(12)}"}
+    member = (
+        {"content": text} if exchange.api.provider == "anthropic" else {"id": f"cmp_{secrets.token_hex(12)}"}
     )
-    return {"type": "compaction", "encrypted_content": sealed, **own}
+    return {"type": "compaction", "encrypted_content": sealed, **member}
 
 
 async def _with_item(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswer) -> UpstreamAnswer:
@@ -228,16 +228,16 @@ async def _with_item(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswer) -
     try:
         data = await answer.hold()
     except UpstreamError as e:
-        if (own := await _own(proxy, exchange)) is None:
+        if (answered := await _own(proxy, exchange)) is None:
             raise
         log.warning("upstream broke off a summary (%s): the bank answers", type(e).__name__)
-        return own
+        return answered
     if data is None or _HAS_COMPACTION.search(data):
         if data and exchange.api.route == "compact" and exchange.arrays:  # it repeats what it got
-            made = parse_object(data)
-            others = [i for i in objects_of(made.get("output")) if i.get("role") != "user"]
-            made["output"] = [*_users_items(exchange), *others]
-            answer.replace_body(json.dumps(made).encode())
+            value = parse_object(data)
+            others = [i for i in objects_of(value.get("output")) if i.get("role") != "user"]
+            value["output"] = [*_users_items(exchange), *others]
+            answer.replace_body(json.dumps(value).encode())
         return answer
     return await _own(proxy, exchange, instead_of=answer) or answer
 

@@ -348,8 +348,8 @@ def request_headers(
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The credential for the upstream in these headers, of several all; None without one."""
     names = (b"authorization", b"api-key", b"x-api-key")
-    found = sorted((name, value) for name, value in headers if name in names and value.strip())
-    return b"\n".join(value for _, value in found).decode("latin-1") or None
+    keys = sorted((name, value) for name, value in headers if name in names and value.strip())
+    return b"\n".join(value for _, value in keys).decode("latin-1") or None
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

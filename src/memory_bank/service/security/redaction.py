@@ -81,8 +81,8 @@ class Redaction:
         place = hash(text) << 32 | len(text)  # hashes are seeded per process
         with self._lock:
             if place in self._known:
-                known = self._known[place]
-                return text if known is None else known
+                cached = self._known[place]
+                return text if cached is None else cached
         redacted = self._settled(text, 0)
         with self._lock, suppress(ValueError):  # a result that is longer than the cache
             self._known[place] = None if redacted is text else redacted
@@ -119,9 +119,9 @@ class Redaction:
             ]
             return value if all(map(operator.is_, items, value)) else items
         if not isinstance(value, Mapping):
-            made = plain(value)
-            safe = self._value(made, name, depth, inner=inner, links=links)
-            return value if safe is made else safe
+            plain_value = plain(value)
+            safe = self._value(plain_value, name, depth, inner=inner, links=links)
+            return value if safe is plain_value else safe
         out: dict[Any, Any] = {}
         for key, field in value.items():
             is_id = links and key in _KEPT and isinstance(field, (str, int, type(None)))
@@ -186,8 +186,8 @@ class Redaction:
         limit = self._seconds * (1 + len(text) / 1_000_000)
         for kind, rule in self._rules:
             try:
-                found = rule.finditer(text, timeout=limit, concurrent=True)
-                spans += [(*m.span(), kind) for m in found if m[0]]
+                matches = rule.finditer(text, timeout=limit, concurrent=True)
+                spans += [(*m.span(), kind) for m in matches if m[0]]
             except TimeoutError:
                 if kind not in self._warned:
                     self._warned.add(kind)
@@ -209,12 +209,12 @@ def _replaced(text: str, spans: Iterable[Span]) -> str:
     """Replace spans by placeholders, overlapping ones by that of the first and longest; placeholders stay."""
     if "[redacted: " in text:
         placeholders = [m.span() for m in _REDACTED.finditer(text)]
-        spans = [found for span in spans if (found := _around(span, placeholders))]
+        spans = [wider for span in spans if (wider := _around(span, placeholders))]
     merged: list[Span] = []
     for start, end, kind in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
         if merged and start < merged[-1][1]:
-            first, last, known = merged[-1]
-            merged[-1] = first, max(end, last), known
+            first, last, first_kind = merged[-1]
+            merged[-1] = first, max(end, last), first_kind
         else:
             merged.append((start, end, kind))
     out, at = [], 0

@@ -39,14 +39,14 @@ class _Form(NamedTuple):
 
     def found(self, text: str, at: int) -> Span | None:
         search = _compiled(self.pattern)
-        found = (
+        match = (
             search.search(text, max(0, at - self.before), at + 200) if self.before else search.match(text, at)
         )
-        if not found or not found.start() <= at < found.end() or text.endswith(_MARKED, 0, found.start()):
+        if not match or not match.start() <= at < match.end() or text.endswith(_MARKED, 0, match.start()):
             return None
-        start, end = _unquoted(text, *found.span(found.lastindex or 0))
+        start, end = _unquoted(text, *match.span(match.lastindex or 0))
         is_secret = end > start and self.is_secret(text[start:end])
-        return (found.start() if found.lastgroup == "all" else start, end, self.kind) if is_secret else None
+        return (match.start() if match.lastgroup == "all" else start, end, self.kind) if is_secret else None
 
 
 class _Search(NamedTuple):
@@ -57,9 +57,9 @@ class _Search(NamedTuple):
 
     def hits(self, text: str, start: int, end: int) -> Iterator[tuple[int, str]]:
         """Where which first words are in a part of a text."""
-        while found := self.words.search(text, start, end):
-            yield found.start(), found[0]
-            start = found.start() + 1
+        while match := self.words.search(text, start, end):
+            yield match.start(), match[0]
+            start = match.start() + 1
 
 
 @cache
@@ -146,11 +146,11 @@ def secrets_in(text: str) -> list[Span]:
     for written, meant in _FLAT:  # as it is meant, at the same places
         if written in flat:
             flat = flat.replace(written, meant)
-    found = list(_found(text, flat))
+    spans = list(_found(text, flat))
     for start, end, escapes in _around_escapes(flat):
         plain, starts, ends = _unescaped(flat, start, end, escapes)
-        found += [(starts[a], ends[b - 1], kind) for a, b, kind in _found(plain, plain) if a < b]
-    return [span for span in found if span[0] < span[1]]
+        spans += [(starts[a], ends[b - 1], kind) for a, b, kind in _found(plain, plain) if a < b]
+    return [span for span in spans if span[0] < span[1]]
 
 
 @cache
@@ -165,13 +165,13 @@ def _around_escapes(text: str) -> Iterator[tuple[int, int, _Matches]]:
     escapes: _Matches = []
     escape = _escape(any(written in text for written in _MAY_ESCAPE), not text.isascii())
     for start, end in _pieces(text):
-        for found in escape.finditer(text, start, end):
-            if escapes and found.start() < escapes[-1].end():  # where two pieces meet
+        for match in escape.finditer(text, start, end):
+            if escapes and match.start() < escapes[-1].end():  # where two pieces meet
                 continue
-            if escapes and found.start() - escapes[-1].end() > 2 * _AROUND:
+            if escapes and match.start() - escapes[-1].end() > 2 * _AROUND:
                 yield max(0, escapes[0].start() - _AROUND), escapes[-1].end() + _AROUND, escapes
                 escapes = []
-            escapes.append(found)
+            escapes.append(match)
     if escapes:
         yield max(0, escapes[0].start() - _AROUND), min(len(text), escapes[-1].end() + _AROUND), escapes
 
@@ -324,10 +324,10 @@ _ENTRY = _compiled(_EXPRESSIONS["entry"], re.M)
 def _kubernetes(text: str) -> Iterator[Span]:
     """The values of Secrets of Kubernetes, as YAML and as JSON."""
     kind = ""
-    for found in _DATA.finditer(text):
-        kind = found["kind"] or kind
-        if not found["kind"] and (found["after"] or kind) == "Secret":
-            for entry in _ENTRY.finditer(text, *found.span("yaml" if found["yaml"] else "json")):
+    for block in _DATA.finditer(text):
+        kind = block["kind"] or kind
+        if not block["kind"] and (block["after"] or kind) == "Secret":
+            for entry in _ENTRY.finditer(text, *block.span("yaml" if block["yaml"] else "json")):
                 start, end = _unquoted(text, *entry.span(entry.lastindex)) if entry.lastindex else (0, 0)
                 if end > start and _is_value(text[start:end]):
                     yield start, end, "secret"
@@ -358,18 +358,18 @@ def _table(text: str, at: int) -> tuple[int, Iterator[Span]]:
 
 def _below(head: str, rows: list[tuple[int, str]], separator: str) -> Iterator[Span]:
     cell = re.compile(rf""" {{0,40}}("[^"]*"|'[^']*'|.*?) {{0,40}}(?:{separator}|\Z)""")
-    names = [_RE["column"].fullmatch(found[1].strip("\\\"'`* ")) for found in cell.finditer(head)]
+    names = [_RE["column"].fullmatch(cell_of[1].strip("\\\"'`* ")) for cell_of in cell.finditer(head)]
     if not all(names) or not any(part in head.lower() for part in _NAME_PARTS):
         return
     for at, row in rows:
         cells = list(cell.finditer(row))
-        more = len(cells) - len(names)  # an index before the row, the end of a text in JSON after it
-        for name, found in (
-            zip(names * 2, cells[: len(names)] + cells[more:], strict=True) if 0 <= more < 3 else ()
+        extra = len(cells) - len(names)  # an index before the row, the end of a text in JSON after it
+        for name, cell_of in (
+            zip(names * 2, cells[: len(names)] + cells[extra:], strict=True) if 0 <= extra < 3 else ()
         ):
-            value = re.split(r"(?<!\\)\\*[\"'`]", found[1].strip("\\\"'`"))[0]
+            value = re.split(r"(?<!\\)\\*[\"'`]", cell_of[1].strip("\\\"'`"))[0]
             if name and name[1] and _is_password(value) and (kind := named_secret(name[1], value)):
-                first = at + found.start(1) + found[1].index(value)
+                first = at + cell_of.start(1) + cell_of[1].index(value)
                 yield first, first + len(value), kind
 
 
@@ -424,17 +424,17 @@ def keyed_secret(name: str, value: object) -> str | None:
     return named_secret(name, value) if is_made else None
 
 
-def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span]:
+def _named(text: str, flat: str, at: int, match: re.Match[str]) -> Iterator[Span]:
     """Values after a name: ``password=…``, ``"api_key": "…"``."""
     start = _start_of_name(flat, at)
     if flat.endswith(_MARKED, 0, start):
         return
-    name = re.sub(r"\[\w*\]\Z", "", flat[start:at] + found["rest"])
-    is_call = found["call"] is not None
-    for first, last in _values(text, flat, found, name, start):
-        value = re.sub(r"\s+", "", text[first:last]) if found["block"] else text[first:last]
-        kind = named_secret(name, value, sure=found["quote"] is not None and not is_call)
-        if kind is None or ((is_call or found["strict"]) and not _is_password(text[first:last])):
+    name = re.sub(r"\[\w*\]\Z", "", flat[start:at] + match["rest"])
+    is_call = match["call"] is not None
+    for first, last in _values(text, flat, match, name, start):
+        value = re.sub(r"\s+", "", text[first:last]) if match["block"] else text[first:last]
+        kind = named_secret(name, value, sure=match["quote"] is not None and not is_call)
+        if kind is None or ((is_call or match["strict"]) and not _is_password(text[first:last])):
             continue
         if (
             kind == "secret"
@@ -445,37 +445,37 @@ def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span
         yield first, last, kind
 
 
-def _keyed(text: str, at: int, found: re.Match[str]) -> Iterator[Span]:
+def _keyed(text: str, at: int, match: re.Match[str]) -> Iterator[Span]:
     """Values in an object or a block below a name in the plural: ``passwords: {root: …}``."""
-    group = "braces" if found["braces"] else "lines"
-    name = text[_start_of_name(text, at) : found.start(group)].rstrip("\\\"' \t\r\n:=>{")
-    for each in _RE["keyed_value"].finditer(text, *found.span(group)):
+    group = "braces" if match["braces"] else "lines"
+    name = text[_start_of_name(text, at) : match.start(group)].rstrip("\\\"' \t\r\n:=>{")
+    for each in _RE["keyed_value"].finditer(text, *match.span(group)):
         if kind := keyed_secret(name, each[2] or each[3]):
             yield *each.span(2 if each[2] else 3), kind
 
 
-def _values(text: str, flat: str, found: re.Match[str], name: str, start: int) -> Iterator[tuple[int, int]]:
+def _values(text: str, flat: str, match: re.Match[str], name: str, start: int) -> Iterator[tuple[int, int]]:
     """The spans of what is assigned to a name; none for a word of a program or a sentence."""
-    quote = found["quote"]
-    at = found.end("block" if found["block"] else 0)
-    if found["block"]:  # of YAML: the lines that are indented alike
-        lines = re.compile(rf"[^\n]*(?:\n[+]?{re.escape(found['indent'])}[^\n]*)*").match(flat, at)
+    quote = match["quote"]
+    at = match.end("block" if match["block"] else 0)
+    if match["block"]:  # of YAML: the lines that are indented alike
+        lines = re.compile(rf"[^\n]*(?:\n[+]?{re.escape(match['indent'])}[^\n]*)*").match(flat, at)
         yield at, min(lines.end() if lines else at, at + _LONGEST)
     elif quote is None:
         whole = re.compile(r"[^\s\"'`\x00-\x1f]{1,400}").match(
-            flat, found.start("value")
+            flat, match.start("value")
         )  # of a list of variables
-        if whole and name.isupper() and found["sign"] == "=" and not re.search(r"[(<{&]", whole[0]):
+        if whole and name.isupper() and match["sign"] == "=" and not re.search(r"[(<{&]", whole[0]):
             yield whole.span()
             return
-        if _is_loose(flat, found, start):
-            yield found.span("value")
+        if _is_loose(flat, match, start):
+            yield match.span("value")
     else:
         quoted = _quoted(quote).match(text, at)
         while quoted:
             yield quoted.span()
-            more = _RE["list_item" if found["list"] else "part"].match(text, quoted.end() + len(quote))
-            quoted = _quoted(more[1]).match(text, more.end()) if more else None
+            rest = _RE["list_item" if match["list"] else "part"].match(text, quoted.end() + len(quote))
+            quoted = _quoted(rest[1]).match(text, rest.end()) if rest else None
 
 
 @cache
@@ -494,21 +494,21 @@ def _start_of_name(text: str, at: int) -> int:
     return words.start() if words else start
 
 
-def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
+def _is_loose(text: str, match: re.Match[str], start: int) -> bool:
     """Return whether the unquoted text after a name is a value, not a word of a program or a sentence."""
-    value, sign, after = found["value"], found["sign"], found["after"]
-    if len(value) < 3 or after in ("(", "[") or sign in ("==", "===", "->") or found["call"] is not None:
+    value, sign, after = match["value"], match["sign"], match["after"]
+    if len(value) < 3 or after in ("(", "[") or sign in ("==", "===", "->") or match["call"] is not None:
         return False
     is_word = _RE["identifier"].match(value) is not None
-    if "://" in value or _is_code(value) or (after and is_word and (" " in found[0] or after in ",)")):
+    if "://" in value or _is_code(value) or (after and is_word and (" " in match[0] or after in ",)")):
         return False
     plain = re.sub(r"[^a-z0-9]", "", value.lower())
     if _PASSWORD.search(plain) and (is_word or "_" in value):  # password=new_password
         return False
-    ends = _RE["ends"].match(text, found.end("value")) is not None
+    ends = _RE["ends"].match(text, match.end("value")) is not None
     if sign != ":":
-        return ends or not (is_word and " " in found[0])
-    if text[start - 1 : start] == ":" and ": " not in found[0]:  # of an ARN
+        return ends or not (is_word and " " in match[0])
+    if text[start - 1 : start] == ":" and ": " not in match[0]:  # of an ARN
         return False
     is_route = text[start - 1 : start] == "/" or value.isdigit()
     return not (value.isalpha() and not ends) and not (
@@ -524,8 +524,8 @@ def _is_value(value: str) -> bool:
 
 def _is_password(value: str) -> bool:
     """Return whether a value is made up, not a word of a sentence or of a program."""
-    made = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w", value) is not None
-    return len(value) > 4 and made and _is_value(value) and not _is_code(value)
+    is_mixed = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w", value) is not None
+    return len(value) > 4 and is_mixed and _is_value(value) and not _is_code(value)
 
 
 def _is_code(value: str) -> bool:
@@ -534,8 +534,8 @@ def _is_code(value: str) -> bool:
 
 def _is_strong(value: str) -> bool:
     """Return whether a value is a password where words are as likely: it has signs, numbers or several changes."""
-    made = len(_RE["changes"].findall(value)) > 1 or _RE["strong"].search(value)
-    return len(value) > 7 and bool(made) and _is_password(value)
+    is_varied = len(_RE["changes"].findall(value)) > 1 or _RE["strong"].search(value)
+    return len(value) > 7 and bool(is_varied) and _is_password(value)
 
 
 def _is_mixed(value: str) -> bool:

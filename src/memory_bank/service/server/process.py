@@ -151,11 +151,11 @@ class _Server(uvicorn.Server):
         if self.should_exit or self.shares is None:
             return
         loop = asyncio.get_running_loop()
-        counts, own = self.shares
+        counts, mine = self.shares
         loop.remove_reader(sock)
         while True:
-            counts[own] = len(self.server_state.connections) + len(self._arriving)
-            if counts[own] > min(counts) and looks < _LOOKS:
+            counts[mine] = len(self.server_state.connections) + len(self._arriving)
+            if counts[mine] > min(counts) and looks < _LOOKS:
                 loop.call_later(_LOOK, self._accept, sock, looks + 1)
                 return
             try:

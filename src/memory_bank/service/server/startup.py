@@ -39,10 +39,10 @@ log = logging.getLogger("memory_bank.Service")
 _OPTIONS = {"database": "db"}  # settings whose option has another name
 
 
-def with_options(config: Config, given: Mapping[str, Any]) -> Config:
+def with_options(config: Config, options: Mapping[str, Any]) -> Config:
     """The configuration with settings of the command line. Raises ConfigError."""
     try:
-        service = ServiceSettings.model_validate({**config.service.model_dump(exclude_unset=True), **given})
+        service = ServiceSettings.model_validate({**config.service.model_dump(exclude_unset=True), **options})
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
@@ -94,12 +94,12 @@ def listening(config: Config) -> socket.socket:
 
 
 def _unbound(config: Config, error: OSError) -> ServiceError:
-    what = f"{_bracketed(config.service.host)}:{config.service.port}"
+    address = f"{_bracketed(config.service.host)}:{config.service.port}"
     if error.errno == errno.EADDRINUSE:
-        return ServiceError(f"{what} is in use: stop what listens there, or choose another --port.")
+        return ServiceError(f"{address} is in use: stop what listens there, or choose another --port.")
     if error.errno == errno.EACCES:
-        return ServiceError(f"{what} needs more rights: choose a --port over 1023.")
-    return ServiceError(f"{what} cannot be used ({error.strerror}): choose another --host or --port.")
+        return ServiceError(f"{address} needs more rights: choose a --port over 1023.")
+    return ServiceError(f"{address} cannot be used ({error.strerror}): choose another --host or --port.")
 
 
 def _bracketed(host: str) -> str:
@@ -173,9 +173,9 @@ def _check_strategy(config: Config, name: str, chat: OpenAIChat | None) -> str |
 def _check_upstream(config: Config, upstream: str, option: str, variable: str) -> None:
     """Raise ConfigError if the service would forward to itself, as with its clients' environment variable."""
     parts = urlsplit(upstream)
-    own = {config.service.host, "localhost", "127.0.0.1", "::1", socket.gethostname()}
+    names = {config.service.host, "localhost", "127.0.0.1", "::1", socket.gethostname()}
     same_port = (parts.port or (443 if parts.scheme == "https" else 80)) == config.service.port
-    if same_port and (parts.hostname in own or parts.hostname == socket.getfqdn()):
+    if same_port and (parts.hostname in names or parts.hostname == socket.getfqdn()):
         raise ConfigError(
             f"the upstream {upstream} is this service itself: name the model's API with {option}, or unset "
             f"{variable} for the service."
