@@ -125,7 +125,7 @@ def test_health_answers_a_challenge(tmp_path):
         claims = [upstream_claim("openai", UPSTREAM), upstream_claim("anthropic", "http://other")]
         health = health_of(url, claims)
         assert (health.is_own, health.proof[1:]) == (True, [True, False])
-        assert health.told["status"] in ("ok", "degraded")
+        assert health.facts["status"] in ("ok", "degraded")
         plain = p.ask("/health")
         assert plain.header(PROOF.encode()) is None or not plain.header(PROOF.encode())
         odd = request(p.port, head_of("GET", "/health", b"", f"{CHALLENGE}: no".encode()), b"")
