@@ -118,7 +118,8 @@ def showcase(folder: Path) -> Iterator[SimpleNamespace]:
             sent[name] = text
         return replace(reply, cached=(known // 4, 0))
 
-    strategies = {"memory_bank": load_config().memory_strategies["memory_bank"].model_dump()}
+    shipped = load_config().memory_strategies["memory_bank"].model_dump()
+    strategies = {"memory_bank": shipped | {"token_encoding": "approximate"}}  # with a vocabulary or without
     steps: dict[str, int] = {}
     with scripted(script, folder, strategies, strict=False, steps_kept=100) as (_, p):
         done = 0
