@@ -12,22 +12,14 @@ begin as the one before is ``broken``: with a fold it has to be. One that is not
 ``--services`` sent ``differs``. Such contexts are ``later`` once a request of their session was answered without
 memory, was asked again, or had the newest answer of a service that was killed, which may not have stored what the
 answer cost: what is decided there (a fold) may come at another turn. With ``--nameless`` agents name no session: the
-services know a conversation again, and each further session that one has is ``forked``. The seal of memory's text, a
-digest of the name that a session was given, is not compared. In the end the bank's records are compared with what the
-tools said: those ``lost``, those stored ``twice``, and those ``refused``, which are not in the bank and every
-answer to a request that had them says why. The reasons are printed in the end.
+services know a conversation again, each further session that one has is ``forked``, and contexts are not compared:
+the seal of memory's text, which has tokens, differs with the name that a session is given. In the end the bank's
+records are compared with what the tools said: those ``lost``, those stored ``twice``, and those ``refused``, which
+are not in the bank and every answer to a request that had them says why. The reasons are printed in the end.
 
 With ``--forks TURN`` each session is forked at that turn: beside the conversation another one under the same name
-goes on from three turns before, in calls of its own. Contexts that show what only the other one has are ``foreign``.
-
-With ``--faults`` there is one more run of the last of ``--services``: one dies by SIGKILL after a third of the turns,
-for good; on PostgreSQL the server ends at once after a half, within a turn, and starts again, and after two thirds
-all its connections are cut. A request that fails is sent to the next service.
-
-With ``--beside COMMIT`` there is one more run, of a rolling upgrade on a new bank: services of that commit (of this
-repository, by this Python) make the bank and take the first quarter of the turns, as many of the present commit
-start beside them within a turn and take half of the turns with them, the older ones end by SIGTERM, and the present
-ones take the rest. What each stage cost and broke is printed, and ``memory-bank bank verify`` must find nothing.
+goes on from three turns before, in calls of its own, in a session whose name the service gives: its contexts are not
+compared either. Contexts that show what only the other one has are ``foreign``.
 
 Exit code 1 where a context differs or is foreign, a session forks by itself, a record is lost or twice, and without
 faults also where several services cost over 2% more than the first, break a prefix more often though no request went
@@ -73,7 +65,6 @@ CACHED = 8  # requests of a session that its provider's cache holds
 ATTEMPTS = 20  # of a request, at the services by turns
 BACK = 3  # turns that a fork undoes
 FORK = "+"  # ends the name of a conversation that is a fork
-SEAL = re.compile(r"seal=[0-9a-f]+")
 Sent = dict[str, list[list[str]]]  # by session, the messages of its contexts, as JSON text
 
 
@@ -216,12 +207,12 @@ class Run:
         costs, turns = self.costs(), self.options.turns
         others = list[bool]()
         for session, requests in self.sent.items():
-            unsealed = [without_seal(messages) for messages in requests]
             since = min([*self.without.get(session, []), self.again.get(session, turns)])
+            is_given = self.options.nameless or session.endswith(FORK)  # its name, and so its seal
             others += [
                 turn >= since
                 for turn in range(turns - len(self.sessions[session]), turns)
-                if without_seal(first[session][turn - turns]) not in unsealed
+                if not is_given and first[session][turn - turns] not in requests
             ]
         bank = Database(self.where)
         rows = bank.rows(sa.select(records.c.session_id, records.c.call_id, records.c.output))
@@ -262,11 +253,6 @@ def sessions_of(options: Any) -> dict[str, list[list[Message]]]:
     """The messages of each request, by conversation."""
     names = [f"s{n}{end}" for n in range(options.sessions) for end in ("", FORK)[: 1 + bool(options.forks)]]
     return {name: turns_of(name, options.turns, options.calls, options.forks) for name in names}
-
-
-def without_seal(messages: Sequence[str]) -> list[str]:
-    """The messages of a context but for the digest of its session's name."""
-    return [SEAL.sub("", m) for m in messages]
 
 
 def dollars(requests: Sequence[Sequence[str]], options: Any) -> list[tuple[float, bool]]:

@@ -483,7 +483,7 @@ def test_what_the_provider_counts_is_known_to_every_service_on_the_bank(tmp_path
         "messages": ("claude-sonnet-4-5", "/v1/messages", blocks, 900, 2),
     }[api]
     more, begin = ({"max_tokens": 9}, said) if api == "messages" else ({}, user)
-    lists = [[begin("Look. " * 4 * Otherwise.HEAD), *of(n, size=size)] for n in range(2, 32, new)]
+    lists = [[begin("Look. " * 4 * Otherwise.HEAD), *of(n, size=size)] for n in range(2, 46, new)]
     one, two, alone, turns = Otherwise(), Otherwise(), tmp_path / "alone", tmp_path / "by turns"
     with served(one, alone) as (_, p):
         folds = {step(p, task, model=model, path=path, **more).step.fold for task in lists}
