@@ -87,12 +87,12 @@ class RunAudit(NamedTuple):
     broken: int
 
     def sentences(self, bill: Bill | None) -> list[str]:
-        """The errors, and the advice whether to take the strategy: its savings and the values that it keeps."""
+        """Return the errors of the runs, then the advice on the strategy."""
         raised = [f"{kind} at {count_of(n, 'step')}" for kind, n in sorted(self.errors.items())]
         return [*([f"{self.strategy} raised {', '.join(raised)}"] if raised else []), self._advice(bill)]
 
     def _advice(self, bill: Bill | None) -> str:
-        """Advise to take a strategy that breaks nothing, costs less, and keeps 70% of the values that calls need."""
+        """Return whether to use the strategy: yes if nothing broke, it cost less, and 70% of the values were kept."""
         name, full = self.strategy, self.full_tokens
         if not self.steps:
             return "Nothing can be advised: no trace has a model call after a tool's output."

@@ -266,9 +266,9 @@ class Postgres(Database):
 
 
 class _Line:
-    """Finds out whether the server answers, by a connection of its own, for statements that wait for it.
+    """Checks over a separate connection whether the server still answers, while statements wait for their results.
 
-    ``heard``: when a statement of any connection was last answered. A server that is busy may let a new one wait.
+    ``heard``: when the server last answered a statement on any connection. A busy server may delay a new connection.
     """
 
     def __init__(self, ask: Callable[[], bool]) -> None:

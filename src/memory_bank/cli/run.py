@@ -284,10 +284,10 @@ _BEFORE_PROMPT = {"claude": ("-p", "--print"), "codex": ("exec", "e"), "opencode
 
 
 def begun(command: list[str], text: Callable[[str], str]) -> tuple[list[str], str]:
-    """The command whose first message begins with a text, before the command's prompt or ``GO_ON``, and its input.
+    """Return the command of a client with ``text`` put before its prompt, and what to write to its standard input.
 
-    The input is what the client is to read from its standard input, "" for none. Raises ConfigError for an unknown
-    client, and for a prompt at the end of other arguments.
+    A command without a prompt gets ``GO_ON``. The input is "" if the client is to read none. Raises ConfigError for
+    an unknown client, and for a prompt that stands after options.
     """
     client = Path(command[0]).stem
     if client not in _BEFORE_PROMPT:

@@ -182,9 +182,9 @@ def charge_step(context: Context, session: Session) -> None:
 
 
 def beginnings(view: View, ledger: Ledger) -> tuple[int, int, int]:
-    """How many of the first messages repeat the step before, are before any interaction, are under cache marks.
+    """Return three numbers of first messages: sent before, without an interaction, under the client's cache marks.
 
-    The last is 0 where the client's cache marks do not cover a head of its messages.
+    The third is 0 unless the client's cache marks cover a head of the messages and no more.
     """
     count, first = len(view.messages), view.interactions[0].start if view.interactions else view.tail_start
     return min(ledger.shared_with(view.digests), count), first, min(max(0, ledger.head - 1), count)

@@ -304,10 +304,10 @@ FORMS: tuple[TextForm, ...] = (
 
 
 def plain_arguments(tool: str, arguments: str) -> str:
-    """The arguments of a call as memory reads them: for Codex's ``exec``, those of the tool calls in its code.
+    """Return the arguments of a call without the code around them, where Codex calls tools in code (``exec``).
 
-    A patch becomes a shell command, as others are; a single call of another tool has its name as ``tool``. Calls in
-    texts and comments do not count. Code whose arguments are not written out is returned as it is.
+    Commands and patches become one shell command. A single call of another tool becomes its arguments, with its name
+    under ``tool``. Arguments of all other calls, and code that computes its arguments, are returned unchanged.
     """
     if tool != "exec" or len(arguments) > _MOST_CODE or "tools." not in arguments:
         return arguments

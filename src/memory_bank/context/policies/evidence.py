@@ -357,9 +357,9 @@ def _choice(
 
 
 def _part_users(edits: dict[int, Edit], folded: Sequence[Interaction], view: View) -> None:
-    """Show an assistant's text of a folded turn where the next message is a user's message that is shown.
+    """Decide which texts of the assistant stay between the user's messages in the folded turns, in ``edits``.
 
-    Where that message is left out the text is, too, so that user and assistant alternate as before.
+    A text stays if the next message is the user's and is shown, so that user and assistant go on taking turns.
     """
     follows: bool | None = True  # whether what follows is the user's and shown; None: the assistant's
     stop = folded[-1].stop if folded else 0

@@ -61,7 +61,7 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,40})://([^/\s@]{1,260})")
 
 _Origin = tuple[str, str, int | None]  # scheme, host, port
 MOST_HEAD = 65_536
-"""Bytes of a request's head, its first line included; the parser gives up on a longer one that is not complete."""
+"""The most bytes of a request line with its headers; a request with more is refused with status 431."""
 _OPEN_PATHS = (
     "/",
     "/health",
@@ -434,10 +434,10 @@ class Gate:
 
 
 def path_by_segments(scope: Scope) -> str:
-    """The path of a request to a session, where an encoded slash (%2F) separates no segments.
+    """Return the path by which a route is matched: an encoded slash (%2F) in a session's name stays encoded.
 
-    Servers decode a path as a whole before routes are matched. This decodes each segment alone and encodes
-    slashes in it again; handlers undo that.
+    Servers decode the whole path before routes are matched. This decodes each segment by itself and encodes its
+    slashes and percent signs again; handlers decode them.
     """
     raw = scope.get("raw_path") or b""
     if raw.startswith(SESSIONS_PATH.encode()):
@@ -448,12 +448,12 @@ def path_by_segments(scope: Scope) -> str:
 
 
 class ResponseAborted(Exception):
-    """A response that cannot be completed: the server closes the connection, so that the client notices."""
+    """Raised when a response has begun and cannot be finished: the server then closes the client's connection."""
 
 
 @dataclass(slots=True, eq=False)
 class _Guarded:
-    """The two directions of a request: reads its body up to a maximum, adds headers to its response."""
+    """The ``receive`` and ``send`` of a request: limits its body, and adds headers to its response."""
 
     _receive: Receive
     _send: Send
